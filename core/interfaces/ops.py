@@ -1,0 +1,68 @@
+"""The op set: an open table of the operations models are made of.
+
+A model asks for each op once, when it is built, and calls what it got. Built-in names and signatures (x is
+[N, …], contiguous; results are new tensors unless said otherwise):
+
+=================  ============================================================================
+`embedding`        (ids [N] int64, weight [V, C]) -> [N, C]
+`rms_norm`         (x [N, …, C], weight [C], eps) -> like x; statistics in float32
+`add_rms_norm`     (x, residual, weight, eps) -> (normed, x + residual)
+`rotary`           (positions [N], q [N, H, D], k [N, K, D], cos_sin [P, D]) -> (q, k); halves rotated, in place
+`silu_mul`         (x [N, 2·C]) -> silu(x[:, :C]) · x[:, C:]
+`linear`           by weight format: a `LinearFormat`, see below
+=================  ============================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["LinearFormat", "Op", "OpSet"]
+
+
+@dataclass(frozen=True)
+class Op:
+    """One implementation of an op."""
+
+    name: str
+    fn: Callable[..., Any]
+    row_invariant: bool = False
+    """A row of the result depends, bit for bit, on that row of the input alone."""
+
+
+class LinearFormat(Protocol):
+    """How weights of one format are held and multiplied."""
+
+    row_invariant: bool
+
+    def prepare(self, weight: Any, bias: torch.Tensor | None) -> Any:
+        """Turn a weight [out, in] as loaded into what `apply` wants; may pack. Called once."""
+        ...
+
+    def apply(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
+        """[N, in] -> [N, out]."""
+        ...
+
+
+@runtime_checkable
+class OpSet(Protocol):
+    """Implementations for one kind of device. An op it lacks is taken from the torch reference set."""
+
+    name: str
+
+    def why_not(self, device: str, dtype: str) -> list[str]:
+        """Reasons why this set cannot serve; empty: it can."""
+        ...
+
+    def get(self, name: str) -> Op | None:
+        """Return the implementation of `name`, or None."""
+        ...
+
+    def linear(self, format: str) -> LinearFormat | None:
+        """Return how weights of `format` (`"dense"`, or a quantization plugin's word) run, or None."""
+        ...

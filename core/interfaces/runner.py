@@ -1,0 +1,120 @@
+"""The worker-side contracts: what touches tokens between the forward pass and the step's result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from headrace.core.interfaces.kv_cache import KVCacheSpec
+    from headrace.core.plan import NewRequest, StepResult
+    from headrace.core.sampling_params import SamplingParams
+    from headrace.core.stash import Stash
+
+__all__ = [
+    "BatchRow",
+    "LogitsProcessor",
+    "LogitsRow",
+    "ProcessorFactory",
+    "Proposer",
+    "RunnerBatch",
+    "RunnerListener",
+]
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """One request in a step, on the worker."""
+
+    request_id: str
+    params: SamplingParams
+    stash: Stash
+    num_prompt_tokens: int
+    start: int
+    count: int
+    tokens: Sequence[int]
+    """Ids up to position start + count, prompt first; drafts at the end are tentative. Read only."""
+    num_drafts: int
+
+
+class RunnerBatch(Protocol):
+    """A step, as listeners and proposers see it."""
+
+    step: int
+    stash: Stash
+    """The plan's."""
+    rows: Sequence[BatchRow]
+
+
+@dataclass(frozen=True)
+class LogitsRow:
+    """One row of logits and what the token drawn from it depends on."""
+
+    request_id: str
+    params: SamplingParams
+    stash: Stash
+    num_prompt_tokens: int
+    position: int
+    """Of the token to be drawn."""
+    tokens: Sequence[int]
+    """All ids before `position`: prompt, output, and drafts where this row checks a later draft. Read only."""
+    num_confirmed: int
+    """`tokens[num_confirmed:]` are unconfirmed."""
+
+
+LogitsProcessor = Callable[[LogitsRow, "torch.Tensor"], "torch.Tensor"]
+"""(row, logits [V] float32) -> logits [V]. A function of the row's tokens and parameters and nothing else: caches
+are allowed, state is not, so that it is right for draft rows too. It may write into `logits` and return it."""
+
+
+class RunnerListener:
+    """Touches a token before it is confirmed. Override what you need; raising fails the request or the step."""
+
+    name = "runner_listener"
+
+    def on_add(self, request: NewRequest) -> None:
+        """A request came to this worker."""
+
+    def on_remove(self, request_id: str) -> None:
+        """A request left this worker: finished, aborted or preempted."""
+
+    def on_batch(self, batch: RunnerBatch) -> None:
+        """Before the forward pass; slow preparation may start a thread here."""
+
+    def on_embed(self, batch: RunnerBatch, x: torch.Tensor) -> torch.Tensor:
+        """After the embedding, x [N, C]; return what the model gets."""
+        return x
+
+    def on_logits(self, rows: Sequence[LogitsRow], logits: torch.Tensor) -> None:
+        """Change logits [S, V] float32 in place, S ≤ 64; row i of both belong together."""
+
+    def on_tokens(self, batch: RunnerBatch, result: StepResult) -> None:
+        """Tokens were drawn; may set `finish_reason`, drop tokens from an end, or add to a stash."""
+
+
+class Proposer(Protocol):
+    """Guesses the next tokens of each request, to be verified in the next step."""
+
+    name: str
+    lookahead: int
+    """KV slots it writes behind a request's last token."""
+    taps: tuple[int, ...]
+    """Layers whose hidden states it needs."""
+
+    def kv_specs(self) -> Mapping[str, KVCacheSpec]:
+        """Layers of its own that need KV, by name; they share the pool."""
+        ...
+
+    def propose(
+        self, batch: RunnerBatch, hidden: torch.Tensor, taps: Mapping[int, torch.Tensor], result: StepResult
+    ) -> Mapping[str, Sequence[int]]:
+        """Return drafts by request id; called each step, prefill chunks included. hidden is [N, C]."""
+        ...
+
+
+ProcessorFactory = Callable[["SamplingParams"], "LogitsProcessor | None"]
+"""What a `logits_processor` plugin registers: called once a request on each worker, returns its processor, or None
+where the parameters ask for nothing."""

@@ -125,5 +125,3 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     events: dict[str, Any] = {}
     """Times (seconds since the epoch) by name: `scheduled`, set once."""
     stash: Stash = msgspec.field(default_factory=Stash)
-
-

@@ -121,7 +121,9 @@ class SamplingParams(BaseModel):
         if self.stop and not self.detokenize:
             raise ValueError("stop strings need detokenize=True; use stop_token_ids otherwise")
         if self.n > 1 and self.temperature == 0:
-            raise ValueError(f"n={self.n} with temperature 0 would give the same answer {self.n} times; use n=1")
+            raise ValueError(
+                f"n={self.n} with temperature 0 would give the same answer {self.n} times; use n=1"
+            )
         return self
 
     @property

@@ -66,7 +66,9 @@ class ModelBuild(Protocol):
         """Return an op of the op set in use; see `headrace.core.interfaces.ops` for names and signatures."""
         ...
 
-    def linear(self, *names: str, in_features: int, out_features: tuple[int, ...], bias: bool = False) -> Linear:
+    def linear(
+        self, *names: str, in_features: int, out_features: tuple[int, ...], bias: bool = False
+    ) -> Linear:
         """Build a product from `NAME.weight` [out, in] of each name, stacked over outputs.
 
         With `bias`, `NAME.bias` too. The quantization method and `wrap_linear` plugins have their say here.

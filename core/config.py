@@ -1,0 +1,158 @@
+"""The engine's options: core's own sections, and the sections that plugins bring.
+
+The flat name is the interface: keyword `max_num_seqs` = flag `--max-num-seqs` = YAML `scheduler.max_num_seqs`
+(or `max_num_seqs` at the top of the file). A field's flat name is its own unless `flat` says otherwise.
+Reading files, flags and keywords is the front door's work (`headrace.configuration`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from headrace.core.errors import ConfigError
+
+__all__ = [
+    "AttentionSection",
+    "CacheSection",
+    "EngineConfig",
+    "ParallelSection",
+    "PluginsSection",
+    "SchedulerSection",
+    "Section",
+    "option",
+    "parse_bytes",
+]
+
+S = TypeVar("S", bound=BaseModel)
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def parse_bytes(value: Any) -> Any:
+    """Turn `"2GiB"`, `"500 MB"` or a number into bytes."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
+        if match is None or match[2].lower() not in _UNITS:
+            raise ValueError("must be bytes: a positive number, or one with a unit such as 2GiB or 500MB")
+        return int(float(match[1]) * _UNITS[match[2].lower()])
+    return value
+
+
+def option(
+    default: Any, help: str, *, flat: str | None = None, aliases: tuple[str, ...] = (), **limits: Any
+) -> Any:
+    """Declare an option: its default, a line of help, its flat name and flags' hidden aliases."""
+    return Field(
+        default, description=help, json_schema_extra={"flat": flat, "aliases": list(aliases)}, **limits
+    )
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+
+
+class Section(BaseModel):
+    """Base of every section, core's and plugins': frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class SchedulerSection(Section):
+    """Who runs when, and how much a step holds."""
+
+    name: str = option("unified", "Scheduler to use.", flat="scheduler_name")
+    policy: str = option(
+        "fcfs", "Order of requests: fcfs, priority, or a plugin's.", flat="scheduling_policy"
+    )
+    max_num_seqs: int = option(64, "Most requests that run at once.", ge=1)
+    max_num_batched_tokens: int = option(2048, "Most tokens computed in one step.", ge=1)
+    long_prefill_token_threshold: int = option(
+        0, "Most prompt tokens of one request in a step while others run too; 0: no limit.", ge=0
+    )
+
+
+class CacheSection(Section):
+    """Memory for keys and values."""
+
+    block_size: int = option(16, "Tokens a KV block.", ge=1, le=1024)
+    num_kv_blocks: int | None = option(
+        None, "KV blocks; overrides kv_cache_memory.", ge=1, aliases=("num_gpu_blocks_override",)
+    )
+    kv_cache_memory: Bytes | None = option(
+        None, "Memory for the KV cache, such as 2GiB.", gt=0, aliases=("kv_cache_memory_bytes",)
+    )
+    prefix_caching: bool = option(
+        True, "Reuse the KV of prompts that begin alike.", flat="enable_prefix_caching"
+    )
+    gpu_memory_utilization: float | None = option(
+        None, "Share of a GPU's memory to use; on a CPU use kv_cache_memory.", gt=0, le=1
+    )
+    manager: str = option("paged", "KV cache manager to use.", flat="kv_cache_manager")
+
+
+class ParallelSection(Section):
+    """How many processes and devices share the work."""
+
+    executor: str = option("uniproc", "Where steps run.", aliases=("distributed_executor_backend",))
+    tensor_parallel_size: int = option(1, "Ranks that split every layer.", ge=1, aliases=("tp",))
+    pipeline_parallel_size: int = option(1, "Ranks that split the stack of layers.", ge=1, aliases=("pp",))
+
+
+class AttentionSection(Section):
+    """Which attention backend runs."""
+
+    backend: str = option(
+        "auto", "Attention backend; auto takes the first that fits.", flat="attention_backend"
+    )
+
+
+class PluginsSection(Section):
+    """What is loaded besides the built-in plugins."""
+
+    files: list[str] = option([], "Python files with plugins.", flat="plugin_files")
+    enable: list[str] = option(
+        [], "Installed plugins that must load; the start fails without them.", flat="enable_plugins"
+    )
+    disable: list[str] = option([], "Plugins to leave out, by name.", flat="disable_plugins")
+    options: dict[str, dict[str, Any]] = option({}, "Options by plugin name.", flat="plugin_options")
+
+
+class EngineConfig(Section):
+    """Everything an engine is started with."""
+
+    model: str = option(..., "Alias, path, or source:reference of the model.")
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = option("auto", "Type to compute in.")
+    max_model_len: int | None = option(
+        None, "Longest prompt and answer together; default: the model's.", ge=2
+    )
+    max_logprobs: int = option(20, "Most logprobs a request may ask for a token; -1: no limit.", ge=-1)
+    scheduler: SchedulerSection = SchedulerSection()
+    cache: CacheSection = CacheSection()
+    parallel: ParallelSection = ParallelSection()
+    attention: AttentionSection = AttentionSection()
+    plugins: PluginsSection = PluginsSection()
+    sections: dict[str, Any] = Field(default_factory=dict, exclude=True)
+    """Sections of plugins by name, each an instance of the model that the plugin registered."""
+
+    def section(self, name: str, model: type[S]) -> S:
+        """Return a plugin's section; its defaults where nothing was set."""
+        value = self.sections.get(name)
+        if value is None:
+            return model()
+        if not isinstance(value, model):
+            raise ConfigError(
+                f"section {name!r} is a {type(value).__name__}, not a {model.__name__}", option=name
+            )
+        return value
+
+    @classmethod
+    def base_sections(cls) -> Mapping[str, type[Section]]:
+        """Core's own sections by name."""
+        return {
+            name: field.annotation
+            for name, field in cls.model_fields.items()
+            if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+        }

@@ -1,0 +1,1 @@
+"""Plugins: how they register (`registry`), where they are found and judged (`manager`)."""

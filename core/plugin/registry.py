@@ -1,0 +1,259 @@
+"""What plugins register: a `Registrar` each to write with, one `Registry` an engine to read from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel
+
+from headrace.core.errors import ConfigError, PluginLoadError, nearest
+from headrace.core.stash import StashKey, StashKeys
+
+if TYPE_CHECKING:
+    from headrace.core.interfaces import (
+        AttentionBackend,
+        Constraint,
+        EngineListener,
+        Executor,
+        InputProcessor,
+        KVCacheManager,
+        LogitsProcessor,
+        ModelDefinition,
+        ModelSource,
+        OpSet,
+        Proposer,
+        RunnerListener,
+        Scheduler,
+        SchedulingPolicy,
+        Tokenizer,
+        WeightLoader,
+    )
+    from headrace.core.interfaces.build import (
+        CoreContext,
+        ExecutorBuild,
+        FrontContext,
+        KVCacheBuild,
+        WorkerContext,
+    )
+    from headrace.core.sampling_params import SamplingParams
+
+__all__ = ["KINDS", "Entry", "Kind", "Registrar", "Registry", "Room"]
+
+Room = Literal["front", "core", "worker"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of part: in which room its factories run, and what a user calls it."""
+
+    name: str
+    room: Room
+    words: str
+
+
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("attention_backend", "worker", "attention backend"),
+        Kind("op_set", "worker", "op set"),
+        Kind("model", "worker", "model"),
+        Kind("model_source", "front", "model source"),
+        Kind("weight_loader", "worker", "weight loader"),
+        Kind("tokenizer", "front", "tokenizer"),
+        Kind("input_processor", "front", "input processor"),
+        Kind("scheduler", "core", "scheduler"),
+        Kind("scheduling_policy", "core", "scheduling policy"),
+        Kind("kv_cache_manager", "core", "KV cache manager"),
+        Kind("constraint", "core", "constraint"),
+        Kind("engine_listener", "core", "engine listener"),
+        Kind("executor", "core", "executor"),
+        Kind("runner_listener", "worker", "runner listener"),
+        Kind("logits_processor", "worker", "logits processor"),
+        Kind("proposer", "worker", "proposer"),
+        Kind("config_section", "front", "configuration section"),
+        Kind("request_option", "front", "request option"),
+        Kind("cli_command", "front", "command"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One registered part."""
+
+    kind: str
+    name: str
+    factory: Any
+    plugin: str
+    overrides: str | None = None
+    """The plugin whose entry this one replaced, if it did."""
+
+
+class Registry:
+    """All parts of one engine, by kind and name, in the order of registration."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, dict[str, Entry]] = {kind: {} for kind in KINDS}
+        self.stash_keys = StashKeys()
+
+    def add(self, kind: str, name: str, factory: Any, *, plugin: str, override: bool) -> None:
+        """Add a part. Raises `PluginLoadError` if the name is taken and `override` is False."""
+        known = self._entries[kind].get(name)
+        if known is not None and not override:
+            raise PluginLoadError(
+                f"plugin {plugin!r} registers the {KINDS[kind].words} {name!r}, which plugin {known.plugin!r} "
+                "registered already; one of them must be switched off (plugins.disable), or the second must "
+                "register with override=True",
+                plugin=plugin,
+            )
+        self._entries[kind][name] = Entry(kind, name, factory, plugin, known.plugin if known else None)
+
+    def names(self, kind: str) -> list[str]:
+        """Names of a kind, in order."""
+        return list(self._entries[kind])
+
+    def entries(self, kind: str) -> list[Entry]:
+        """Entries of a kind, in order."""
+        return list(self._entries[kind].values())
+
+    def get(self, kind: str, name: str, *, option: str | None = None) -> Entry:
+        """Return an entry. Raises `ConfigError` with the names there are and the option to change."""
+        entry = self._entries[kind].get(name)
+        if entry is None:
+            known = self.names(kind)
+            raise ConfigError(
+                f"no {KINDS[kind].words} is called {name!r}{nearest(name, known)}; there are: "
+                f"{', '.join(known) or 'none'}" + (f". The option is {option}." if option else ""),
+                option=option,
+            )
+        return entry
+
+
+class Registrar:
+    """A plugin's hand in the registry; every method takes `(name, factory, *, override=False)`.
+
+    A factory is called when an engine needs the part, in the part's room, so that registering imports nothing.
+    """
+
+    def __init__(self, registry: Registry, plugin: str) -> None:
+        self._registry = registry
+        self.plugin = plugin
+
+    def _add(self, kind: str, name: str, factory: Any, override: bool) -> None:
+        self._registry.add(kind, name, factory, plugin=self.plugin, override=override)
+
+    def attention_backend(
+        self, name: str, factory: Callable[[], AttentionBackend], *, override: bool = False
+    ) -> None:
+        """Add an attention backend; `attention_backend: auto` tries them in order of registration."""
+        self._add("attention_backend", name, factory, override)
+
+    def op_set(self, name: str, factory: Callable[[], OpSet], *, override: bool = False) -> None:
+        """Add an op set; the first that fits the device wins, op by op."""
+        self._add("op_set", name, factory, override)
+
+    def model(self, name: str, factory: Callable[[], ModelDefinition], *, override: bool = False) -> None:
+        """Add an architecture."""
+        self._add("model", name, factory, override)
+
+    def model_source(self, name: str, factory: Callable[[], ModelSource], *, override: bool = False) -> None:
+        """Add a source, chosen by the prefix `name:`."""
+        self._add("model_source", name, factory, override)
+
+    def weight_loader(
+        self, name: str, factory: Callable[[], WeightLoader], *, override: bool = False
+    ) -> None:
+        """Add a checkpoint format."""
+        self._add("weight_loader", name, factory, override)
+
+    def tokenizer(
+        self, name: str, factory: Callable[[Mapping[str, Any]], Tokenizer], *, override: bool = False
+    ) -> None:
+        """Add a kind of tokenizer: `name` is the `"kind"` in `Checkpoint.tokenizer`, which the factory gets."""
+        self._add("tokenizer", name, factory, override)
+
+    def input_processor(
+        self, name: str, factory: Callable[[FrontContext], InputProcessor], *, override: bool = False
+    ) -> None:
+        """Add a link to the chain from prompt to tokens; they run in order of registration."""
+        self._add("input_processor", name, factory, override)
+
+    def scheduler(
+        self,
+        name: str,
+        factory: Callable[[CoreContext, KVCacheManager, Executor, Sequence[Any]], Scheduler],
+        *,
+        override: bool = False,
+    ) -> None:
+        """Add a scheduler, chosen by `scheduler.name`."""
+        self._add("scheduler", name, factory, override)
+
+    def scheduling_policy(
+        self, name: str, factory: Callable[[], SchedulingPolicy], *, override: bool = False
+    ) -> None:
+        """Add a policy, chosen by `scheduling_policy`."""
+        self._add("scheduling_policy", name, factory, override)
+
+    def kv_cache_manager(
+        self, name: str, factory: Callable[[KVCacheBuild], KVCacheManager], *, override: bool = False
+    ) -> None:
+        """Add a KV cache manager, chosen by `kv_cache_manager`."""
+        self._add("kv_cache_manager", name, factory, override)
+
+    def constraint(
+        self, name: str, factory: Callable[[CoreContext], Constraint], *, override: bool = False
+    ) -> None:
+        """Add a constraint; all are asked."""
+        self._add("constraint", name, factory, override)
+
+    def engine_listener(
+        self, name: str, factory: Callable[[CoreContext], EngineListener], *, override: bool = False
+    ) -> None:
+        """Add an engine listener; all are told."""
+        self._add("engine_listener", name, factory, override)
+
+    def executor(
+        self, name: str, factory: Callable[[ExecutorBuild], Executor], *, override: bool = False
+    ) -> None:
+        """Add an executor, chosen by `executor`."""
+        self._add("executor", name, factory, override)
+
+    def runner_listener(
+        self, name: str, factory: Callable[[WorkerContext], RunnerListener], *, override: bool = False
+    ) -> None:
+        """Add a runner listener; all are told, in order of registration."""
+        self._add("runner_listener", name, factory, override)
+
+    def logits_processor(
+        self,
+        name: str,
+        factory: Callable[[SamplingParams], LogitsProcessor | None],
+        *,
+        override: bool = False,
+    ) -> None:
+        """Add a logits processor; applied in order of registration to requests for which the factory returns one."""
+        self._add("logits_processor", name, factory, override)
+
+    def proposer(
+        self, name: str, factory: Callable[[WorkerContext], Proposer | None], *, override: bool = False
+    ) -> None:
+        """Add a proposer; the factory returns None where the configuration does not ask for it."""
+        self._add("proposer", name, factory, override)
+
+    def config_section(self, name: str, model: type[BaseModel], *, override: bool = False) -> None:
+        """Add a section to the configuration: a subclass of `headrace.core.config.Section`."""
+        self._add("config_section", name, model, override)
+
+    def request_option(self, name: str, model: Any, *, override: bool = False) -> None:
+        """Add a keyword to `SamplingParams`: a type that pydantic can validate; read it with `params.options`."""
+        self._add("request_option", name, model, override)
+
+    def cli_command(self, name: str, factory: Callable[[], Any], *, override: bool = False) -> None:
+        """Add a command to `headrace`: the factory returns a function or a `typer.Typer`."""
+        self._add("cli_command", name, factory, override)
+
+    def stash_key(self, key: StashKey[Any]) -> None:
+        """Declare a stash key the plugin uses on objects that may cross processes."""
+        self._registry.stash_keys.add(key)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic.fields import FieldInfo
 
 from headrace.core.errors import ConfigError
 
@@ -19,11 +21,13 @@ __all__ = [
     "AttentionSection",
     "CacheSection",
     "EngineConfig",
+    "OptionSpec",
     "ParallelSection",
     "PluginsSection",
     "SchedulerSection",
     "Section",
     "option",
+    "option_table",
     "parse_bytes",
 ]
 
@@ -51,7 +55,11 @@ def option(
     )
 
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+Bytes = Annotated[
+    int,
+    BeforeValidator(parse_bytes),
+    WithJsonSchema({"type": ["integer", "string"], "description": "bytes: a number, or one with a unit"}),
+]
 
 
 class Section(BaseModel):
@@ -156,3 +164,66 @@ class EngineConfig(Section):
             for name, field in cls.model_fields.items()
             if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
         }
+
+
+@dataclass(frozen=True)
+class OptionSpec:
+    """One option of the union: where it lives and under which names it may be given."""
+
+    flat: str
+    """Its name everywhere: keyword, flag (with dashes) and top of the file."""
+    section: str
+    """Empty for options that stand outside of sections, such as `model`."""
+    field: str
+    info: FieldInfo
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every spelling at the top: the flat name, then hidden ones."""
+        return (self.flat, *self.aliases)
+
+
+def option_table(sections: Mapping[str, type[BaseModel]]) -> dict[str, OptionSpec]:
+    """Return every option by flat name: core's, then those of `sections` (the plugins').
+
+    Raises `ConfigError` when a section or an option is called like another one, and when an option of a plugin
+    has no default.
+    """
+    base = EngineConfig.base_sections()
+    table: dict[str, OptionSpec] = {}
+    owners = {name: f"the section {name!r}" for name in base}
+    models: dict[str, type[BaseModel]] = {"": EngineConfig, **base}
+    for name, model in sections.items():
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            raise TypeError(f"the section {name!r} must be a subclass of Section, got {model!r}")
+        _claim(owners, name, f"the section {name!r} of a plugin")
+        models[name] = model
+    for section, model in models.items():
+        for field, info in model.model_fields.items():
+            if section == "" and (field in base or field == "sections"):
+                continue
+            spec = _spec(section, field, info)
+            if section in sections and info.is_required():
+                raise TypeError(f"the option {section}.{field} must have a default")
+            for name in spec.names:
+                _claim(owners, name, f"the option {section + '.' if section else ''}{field}")
+            table[spec.flat] = spec
+    return table
+
+
+def _spec(section: str, field: str, info: FieldInfo) -> OptionSpec:
+    extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+    aliases = extra.get("aliases")
+    names = tuple(str(alias) for alias in aliases) if isinstance(aliases, list) else ()
+    return OptionSpec(str(extra.get("flat") or field), section, field, info, names)
+
+
+def _claim(owners: dict[str, str], name: str, owner: str) -> None:
+    if name in owners:
+        raise ConfigError(
+            f"{owner} is called {name!r}, and so is {owners[name]}; one must take another name "
+            "(option(..., flat=...) gives an option another)",
+            option=name,
+        )
+    owners[name] = owner

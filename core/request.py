@@ -72,6 +72,7 @@ class Request:
         "drafts",
         "engine_request",
         "finish_reason",
+        "first_step",
         "max_tokens_total",
         "num_cached",
         "num_computed",
@@ -82,6 +83,7 @@ class Request:
         "num_published",
         "num_released",
         "num_scheduled",
+        "on_worker",
         "queue_key",
         "state",
         "stop_reason",
@@ -92,12 +94,14 @@ class Request:
         "worker_tokens",
     )
 
-    def __init__(self, engine_request: EngineRequest, *, max_tokens_total: int) -> None:
+    def __init__(self, engine_request: EngineRequest, *, max_tokens_total: int, first_step: int = 0) -> None:
         self.engine_request = engine_request
         self.token_ids: list[int] = list(engine_request.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.max_tokens_total = max_tokens_total
         """Prompt and output together never exceed this."""
+        self.first_step = first_step
+        """Plans before this step cannot hold it: an entry of its name there is another request's."""
         params = engine_request.params
         self.stop_token_ids = frozenset(
             [*params.stop_token_ids, *(() if params.ignore_eos else engine_request.eos_token_ids)]
@@ -111,8 +115,10 @@ class Request:
         self.drafts: list[int] = []
         self.num_in_flight = 0
         """Plans sent and not yet updated that hold this request."""
-        self.valid_from_step = 0
+        self.valid_from_step = first_step
         """Results of plans before this step speak of a state that a rollback or preemption undid."""
+        self.on_worker = False
+        """Whether workers keep state for it."""
         self.worker_tokens = 0
         """How many of `token_ids` the worker has been told or has sampled itself."""
         self.num_preemptions = 0

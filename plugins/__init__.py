@@ -1,1 +1,1 @@
-"""placeholder"""
+"""Built-in features, one module or folder each; none has a door that an outside plugin lacks."""

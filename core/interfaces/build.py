@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.core.config import EngineConfig
-    from headrace.core.interfaces.kv_cache import KVCacheLayout
+    from headrace.core.interfaces.kv_cache import KVCacheLayout, KVCacheManager
+    from headrace.core.interfaces.scheduling import Constraint, EngineListener, SchedulingPolicy
     from headrace.core.interfaces.text import Tokenizer
     from headrace.core.plugin.registry import Registry
 
-__all__ = ["CoreContext", "ExecutorBuild", "FrontContext", "KVCacheBuild", "WorkerContext"]
+__all__ = [
+    "CoreContext",
+    "ExecutorBuild",
+    "FrontContext",
+    "KVCacheBuild",
+    "SchedulerBuild",
+    "WorkerContext",
+]
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,27 @@ class KVCacheBuild:
     layout: KVCacheLayout
     num_blocks: int
     prefix_caching: bool
+    max_tokens_in_flight: int
+    """Tokens of one request that plans in flight may hold at once."""
+
+
+@dataclass(frozen=True)
+class SchedulerBuild:
+    """For schedulers."""
+
+    kv: KVCacheManager
+    policy: SchedulingPolicy
+    max_num_seqs: int
     max_num_batched_tokens: int
+    max_model_len: int
+    long_prefill_token_threshold: int = 0
+    lookahead: int = 0
+    """KV slots to grant behind a request's last token."""
+    runs_ahead: bool = False
+    """See `Executor.runs_ahead`."""
+    constraints: Sequence[Constraint] = ()
+    listener: EngineListener | None = None
+    """All engine listeners as one; to be told of `on_add`, `on_preempt` and `on_finish`. It never raises."""
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,10 @@ class KVCacheManager(Protocol):
         """
         ...
 
+    def forget(self, request: Request, num_computed: int) -> None:
+        """The KV of `request` from position `num_computed` on is lost: nobody may find it."""
+        ...
+
     def free(self, request: Request, *, fence: int) -> None:
         """Give back all blocks of `request`, tails first, once step `fence` has been updated."""
         ...

@@ -25,6 +25,10 @@ class Scheduler(Protocol):
         """Plan the next step; an empty plan when nothing can run now."""
         ...
 
+    def take_failures(self) -> list[EngineOutput]:
+        """Return the outputs of requests that failed while plans were made; called after `schedule`."""
+        ...
+
     def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
         """Take in the result of `plan`; called in the order of `plan.step`."""
         ...

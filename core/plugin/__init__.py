@@ -1,1 +1,2 @@
-"""Plugins: how they register (`registry`), where they are found and judged (`manager`)."""
+"""Plugins: where they are found (`discovery`), judged (`judge`), loaded by the one policy (`manager`), what they
+register with (`registry`), and the hook they implement (`hookspecs`)."""

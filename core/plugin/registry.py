@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 
-from headrace.core.errors import ConfigError, PluginLoadError, nearest
+from headrace.core.config import option_table
+from headrace.core.errors import ConfigError, PluginError, PluginLoadError, nearest
+from headrace.core.sampling_params import SamplingParams
 from headrace.core.stash import StashKey, StashKeys
 
 if TYPE_CHECKING:
@@ -35,40 +38,41 @@ if TYPE_CHECKING:
         ExecutorBuild,
         FrontContext,
         KVCacheBuild,
+        SchedulerBuild,
         WorkerContext,
     )
-    from headrace.core.sampling_params import SamplingParams
 
-__all__ = ["KINDS", "Entry", "Kind", "Registrar", "Registry", "Room"]
+__all__ = ["KINDS", "Entry", "Kind", "NameClashError", "Registrar", "Registry", "Room"]
 
 Room = Literal["front", "core", "worker"]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of part: in which room its factories run, and what a user calls it."""
+    """A kind of part: in which room its factories run, what a user calls it, and which option selects one."""
 
     name: str
     room: Room
     words: str
+    option: str | None = None
 
 
 KINDS: Mapping[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind("attention_backend", "worker", "attention backend"),
+        Kind("attention_backend", "worker", "attention backend", "attention_backend"),
         Kind("op_set", "worker", "op set"),
         Kind("model", "worker", "model"),
-        Kind("model_source", "front", "model source"),
+        Kind("model_source", "front", "model source", "model"),
         Kind("weight_loader", "worker", "weight loader"),
         Kind("tokenizer", "front", "tokenizer"),
         Kind("input_processor", "front", "input processor"),
-        Kind("scheduler", "core", "scheduler"),
-        Kind("scheduling_policy", "core", "scheduling policy"),
-        Kind("kv_cache_manager", "core", "KV cache manager"),
+        Kind("scheduler", "core", "scheduler", "scheduler_name"),
+        Kind("scheduling_policy", "core", "scheduling policy", "scheduling_policy"),
+        Kind("kv_cache_manager", "core", "KV cache manager", "kv_cache_manager"),
         Kind("constraint", "core", "constraint"),
         Kind("engine_listener", "core", "engine listener"),
-        Kind("executor", "core", "executor"),
+        Kind("executor", "core", "executor", "executor"),
         Kind("runner_listener", "worker", "runner listener"),
         Kind("logits_processor", "worker", "logits processor"),
         Kind("proposer", "worker", "proposer"),
@@ -91,6 +95,10 @@ class Entry:
     """The plugin whose entry this one replaced, if it did."""
 
 
+class NameClashError(PluginLoadError):
+    """Two plugins provide one name; the start stops, whether or not they were asked for."""
+
+
 class Registry:
     """All parts of one engine, by kind and name, in the order of registration."""
 
@@ -99,16 +107,32 @@ class Registry:
         self.stash_keys = StashKeys()
 
     def add(self, kind: str, name: str, factory: Any, *, plugin: str, override: bool) -> None:
-        """Add a part. Raises `PluginLoadError` if the name is taken and `override` is False."""
+        """Add a part. Raises `NameClashError` if the name is taken and `override` is False."""
         known = self._entries[kind].get(name)
         if known is not None and not override:
-            raise PluginLoadError(
+            raise NameClashError(
                 f"plugin {plugin!r} registers the {KINDS[kind].words} {name!r}, which plugin {known.plugin!r} "
                 "registered already; one of them must be switched off (plugins.disable), or the second must "
                 "register with override=True",
                 plugin=plugin,
             )
         self._entries[kind][name] = Entry(kind, name, factory, plugin, known.plugin if known else None)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """What is registered inside stays only if nothing is raised: a plugin registers wholly or not at all."""
+        entries = {kind: dict(parts) for kind, parts in self._entries.items()}
+        keys = list(self.stash_keys)
+        try:
+            yield
+        except BaseException:
+            self._entries = entries
+            self.stash_keys = StashKeys(keys)
+            raise
+
+    def sections(self) -> dict[str, type[BaseModel]]:
+        """The configuration sections that plugins registered, by name."""
+        return {name: entry.factory for name, entry in self._entries["config_section"].items()}
 
     def names(self, kind: str) -> list[str]:
         """Names of a kind, in order."""
@@ -142,6 +166,14 @@ class Registrar:
         self.plugin = plugin
 
     def _add(self, kind: str, name: str, factory: Any, override: bool) -> None:
+        if not isinstance(name, str) or not name:
+            raise TypeError(
+                f"the name of a {KINDS[kind].words} must be a string that is not empty, got {name!r}"
+            )
+        if kind != "request_option" and not callable(factory):
+            raise TypeError(
+                f"the factory of the {KINDS[kind].words} {name!r} must be callable, got {factory!r}"
+            )
         self._registry.add(kind, name, factory, plugin=self.plugin, override=override)
 
     def attention_backend(
@@ -183,7 +215,7 @@ class Registrar:
     def scheduler(
         self,
         name: str,
-        factory: Callable[[CoreContext, KVCacheManager, Executor, Sequence[Any]], Scheduler],
+        factory: Callable[[SchedulerBuild], Scheduler],
         *,
         override: bool = False,
     ) -> None:
@@ -243,11 +275,25 @@ class Registrar:
         self._add("proposer", name, factory, override)
 
     def config_section(self, name: str, model: type[BaseModel], *, override: bool = False) -> None:
-        """Add a section to the configuration: a subclass of `headrace.core.config.Section`."""
+        """Add a section to the configuration: a subclass of `headrace.core.config.Section`.
+
+        Every field needs a default. Raises `NameClashError` when the section or one of its options is called like
+        another one.
+        """
         self._add("config_section", name, model, override)
+        try:
+            option_table(self._registry.sections())
+        except ConfigError as error:
+            raise NameClashError(f"plugin {self.plugin!r}: {error}", plugin=self.plugin) from None
 
     def request_option(self, name: str, model: Any, *, override: bool = False) -> None:
         """Add a keyword to `SamplingParams`: a type that pydantic can validate; read it with `params.options`."""
+        if name in SamplingParams.model_fields:
+            raise NameClashError(
+                f"plugin {self.plugin!r} registers the request option {name!r}, which is one of the core's; "
+                "it must choose another name",
+                plugin=self.plugin,
+            )
         self._add("request_option", name, model, override)
 
     def cli_command(self, name: str, factory: Callable[[], Any], *, override: bool = False) -> None:
@@ -256,4 +302,7 @@ class Registrar:
 
     def stash_key(self, key: StashKey[Any]) -> None:
         """Declare a stash key the plugin uses on objects that may cross processes."""
-        self._registry.stash_keys.add(key)
+        try:
+            self._registry.stash_keys.add(key)
+        except PluginError as error:
+            raise NameClashError(f"plugin {self.plugin!r}: {error}", plugin=self.plugin) from None

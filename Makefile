@@ -1,0 +1,50 @@
+# Every chore is a target here, and CI runs the same ones. `make help` lists them.
+
+PYTHON ?= python3
+TORCH  ?= 2.13.0
+BIN    := .venv/bin
+SOURCES := $(wildcard core backends models executors plugins src tests tools benchmarks examples)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lock demo test check format typecheck fuzz bench-scheduler clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Make .venv with everything at the pinned versions; does nothing when nothing changed
+	@command -v $(PYTHON) >/dev/null || { echo "no '$(PYTHON)' here: install Python 3.11 or newer, or name one: make setup PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) tools/setup.py
+
+lock: ## Rewrite constraints.txt with the newest versions that fit; torch stays at TORCH=version
+	$(PYTHON) tools/lock.py --torch $(TORCH)
+
+demo: setup ## Ask a small real model a question (fetched once)
+	$(BIN)/headrace chat smollm2 -p "What is the capital of France?" --max-tokens 48 --temperature 0
+
+test: setup ## Run all tests, those on real weights included; the slowest are listed
+	$(BIN)/python -m pytest --durations=15
+
+check: setup ## Lint, formatting, ARCHITECTURE.md's tree and types; lists what grew long
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/python tools/tree.py --check
+	$(BIN)/python tools/typecheck.py
+	@$(BIN)/python tools/sizes.py
+
+format: setup ## Format the code, mend what the linter can, rewrite the tree in ARCHITECTURE.md
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/python tools/tree.py
+
+typecheck: setup ## Types alone: mypy over all rooms as one package
+	$(BIN)/python tools/typecheck.py
+
+fuzz: setup ## Run the stateful property tests with 100 times as many examples
+	HEADRACE_FUZZ=100 $(BIN)/python -m pytest tests/core -k stateful --durations=15
+
+bench-scheduler: setup ## Time the scheduler with a fake executor
+	$(BIN)/python benchmarks/scheduler.py
+
+clean: ## Remove build outputs and tools' caches; .venv and fetched models stay
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,215 @@
+"""The engine loop: requests in, plans out to the executor, results in, outputs out.
+
+Single-threaded. Whoever owns the loop calls `step` (in-process: `LLM`); other threads only put things into the
+inbox and call `wake`. Core sees an inbox and an outbox; sockets live in the front door.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from headrace.core.errors import EngineError, HeadraceError, PluginCallError, RequestError
+from headrace.core.interfaces.executor import Executor, StepHandle
+from headrace.core.interfaces.scheduling import Scheduler
+from headrace.core.listeners import Listeners
+from headrace.core.plan import EngineOutput, StepPlan, StepResult
+from headrace.core.request import EngineRequest, FinishReason
+
+__all__ = ["EngineCore"]
+
+PARKED_POLL_SECONDS = 0.05
+"""How often parked requests are asked about when nobody calls `wake`."""
+
+STALL_SECONDS = 3.0
+"""How long a scheduler may have work, plan nothing and have nobody parked before that is called a fault."""
+
+MAX_FAILED_STEPS = 3
+"""So many failed steps in a row stop the engine."""
+
+
+class EngineCore:
+    """Runs a scheduler against an executor.
+
+    A step that raises fails its requests and no others; three in a row stop the engine: every request ends with the
+    cause, and so does every later call.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, listeners: Listeners | None = None) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self._listeners = listeners or Listeners()
+        self._inbox: queue.SimpleQueue[Callable[[], list[EngineOutput]]] = queue.SimpleQueue()
+        self._in_flight: deque[tuple[StepPlan, StepHandle, PluginCallError | None]] = deque()
+        self._wake = threading.Event()
+        self._failed_steps = 0
+        self._stalled_since: float | None = None
+        self._checked_idle = False
+        self._dead: EngineError | None = None
+
+    # Inbox: any thread -------------------------------------------------------------------------------
+
+    def add(self, request: EngineRequest) -> None:
+        """Hand over a request; it is judged when the loop takes it, and a refusal comes as an output."""
+        self._put(lambda: self._take_request(request))
+
+    def finish(self, request_ids: Sequence[str], reason: FinishReason) -> None:
+        """Ask the loop to end requests; ids it does not know are passed over."""
+        names = list(request_ids)
+        self._put(lambda: self.scheduler.finish(names, reason))
+
+    def wake(self) -> None:
+        """Something a parked request waits for may have happened."""
+        self._wake.set()
+
+    def _put(self, action: Callable[[], list[EngineOutput]]) -> None:
+        self._inbox.put(action)
+        self._wake.set()
+
+    # The loop: its owner's thread --------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do."""
+        return bool(not self._inbox.empty() or self._in_flight or self.scheduler.has_work)
+
+    def step(self) -> list[EngineOutput]:
+        """Take in what arrived, fill the executor, and take the oldest result; returns what there is to say.
+
+        Raises `EngineError` once the engine has stopped.
+        """
+        if self._dead is not None:
+            raise self._dead
+        outputs = self._drain()
+        self._fill(outputs)
+        if self._in_flight:
+            outputs += self._take_result()
+            self._stalled_since = None
+        elif not outputs and self.scheduler.has_work:
+            self._wait()
+        if not self.has_work:
+            self._check_when_idle()
+        return outputs
+
+    def _drain(self) -> list[EngineOutput]:
+        outputs: list[EngineOutput] = []
+        while True:
+            try:
+                action = self._inbox.get_nowait()
+            except queue.Empty:
+                return outputs
+            self._checked_idle = False
+            outputs += action()
+
+    def _take_request(self, request: EngineRequest) -> list[EngineOutput]:
+        try:
+            self.scheduler.add(request)
+        except (RequestError, PluginCallError) as error:
+            return [EngineOutput(request_id=request.request_id, finish_reason="error", error=str(error))]
+        return []
+
+    def _fill(self, outputs: list[EngineOutput]) -> None:
+        """Send plans until the executor has as many as it takes, or there is nothing to plan."""
+        while len(self._in_flight) < self.executor.max_in_flight:
+            plan = self._schedule()
+            outputs += self.scheduler.take_failures()
+            if plan.is_empty:
+                return
+            self._listeners.on_plan(plan)
+            try:
+                handle = self.executor.submit(plan)
+            except Exception as error:  # noqa: BLE001 - isolation point: a step's call
+                outputs += self._fail_step(plan, error)
+                return
+            # A listener that failed fails the step, but workers must hear what the plan says all the same.
+            self._in_flight.append((plan, handle, self._listeners.take_error()))
+
+    def _schedule(self) -> StepPlan:
+        """Ask for a plan; a scheduler or policy that breaks its contract stops the engine."""
+        try:
+            plan = self.scheduler.schedule()
+            _check_plan(plan)
+        except HeadraceError as error:
+            self._die(f"no step can be planned: {error}", error)
+        return plan
+
+    def _take_result(self) -> list[EngineOutput]:
+        plan, handle, error = self._in_flight.popleft()
+        try:
+            result = handle.result()
+        except Exception as failure:  # noqa: BLE001 - isolation point: a step's call; its requests fail
+            return self._fail_step(plan, failure)
+        if error is None:
+            self._listeners.on_result(plan, result)
+            error = self._listeners.take_error()
+        if error is not None:
+            return self._fail_step(plan, error)
+        outputs = self._update(plan, result)
+        error = self._listeners.take_error()
+        if error is not None:
+            return outputs + self._fail_step(plan, error)
+        self._failed_steps = 0
+        return outputs
+
+    def _update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
+        if result.step != plan.step:
+            raise EngineError(f"the executor answered step {result.step} when step {plan.step} was due")
+        return self.scheduler.update(plan, result)
+
+    def _fail_step(self, plan: StepPlan, error: Exception) -> list[EngineOutput]:
+        self._failed_steps += 1
+        text = str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
+        outputs = self.scheduler.fail_plan(plan, f"step {plan.step} failed: {text}")
+        if self._failed_steps >= MAX_FAILED_STEPS:
+            self._die(f"the engine stopped after {self._failed_steps} failed steps: {text}", error)
+        return outputs
+
+    def _die(self, text: str, cause: Exception | None = None) -> NoReturn:
+        self._dead = EngineError(text)
+        raise self._dead from cause
+
+    def _wait(self) -> None:
+        """Nothing can run: sleep until woken, or find that nothing ever will."""
+        if not self.scheduler.num_parked:
+            now = time.monotonic()
+            self._stalled_since = self._stalled_since or now
+            if now - self._stalled_since > STALL_SECONDS:
+                name = type(self.scheduler).__name__
+                self._die(
+                    f"scheduler {name} has work, planned nothing for {STALL_SECONDS:g} s and has nobody parked: "
+                    f"{self.scheduler.snapshot()}"
+                )
+        self._wake.wait(PARKED_POLL_SECONDS)
+        self._wake.clear()
+
+    def _check_when_idle(self) -> None:
+        if not self._checked_idle:
+            self._checked_idle = True
+            self.scheduler.check_integrity()
+
+    # The rest ----------------------------------------------------------------------------------------
+
+    def metrics(self) -> Mapping[str, float]:
+        """Gauges and counters of scheduler, executor and listeners, by Prometheus name."""
+        return {**self.executor.metrics(), **self.scheduler.metrics(), **self._listeners.metrics()}
+
+    def snapshot(self) -> dict[str, Any]:
+        """The scheduler's state in plain values, and the plans in flight."""
+        return {**self.scheduler.snapshot(), "in_flight": [plan.step for plan, _, _ in self._in_flight]}
+
+    def shutdown(self) -> None:
+        """End the executor; may be called twice."""
+        self._in_flight.clear()
+        self.executor.shutdown()
+
+
+def _check_plan(plan: StepPlan) -> None:
+    """A scheduler is a plugin: a request planned twice in a step would corrupt its KV."""
+    names = [entry.request_id for entry in plan.new] + [entry.request_id for entry in plan.continued]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise EngineError(f"the scheduler planned request {twice!r} twice in step {plan.step}")

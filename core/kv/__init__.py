@@ -1,0 +1,1 @@
+"""KV cache accounting: block ids, reference counts, hashes. No tensors."""

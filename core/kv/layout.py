@@ -1,0 +1,36 @@
+"""From what each layer stores to one pool of equal pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headrace.core.errors import ConfigError
+from headrace.core.interfaces.kv_cache import KVCacheGroup, KVCacheLayout, KVCacheSpec
+
+__all__ = ["layout_for"]
+
+
+def layout_for(
+    specs: Mapping[str, KVCacheSpec], page_bytes: Mapping[str, int], block_size: int
+) -> KVCacheLayout:
+    """Sort layers into groups of one window each, of as many layers as the rarest window has.
+
+    Every group uses the same pages: slot i of a page serves layer i of whichever group holds the block. A model
+    with 15 window and 3 full layers gets five window groups and one full group of three layers.
+
+    page_bytes: of one page of each layer, as the attention backend wants it.
+    """
+    if not specs:
+        raise ConfigError("the model declares no attention layer, so there is nothing to cache")
+    by_window: dict[int | None, list[str]] = {}
+    for name, spec in specs.items():
+        by_window.setdefault(spec.window, []).append(name)
+    slots = min(len(names) for names in by_window.values())
+    groups = [
+        KVCacheGroup(window, tuple(names[i : i + slots]))
+        for window, names in by_window.items()
+        for i in range(0, len(names), slots)
+    ]
+    groups.sort(key=lambda group: group.window is not None)  # full groups first: they bound a prefix hit
+    sizes = [max(page_bytes[g.layers[s]] for g in groups if s < len(g.layers)) for s in range(slots)]
+    return KVCacheLayout(block_size, tuple(groups), slots, sum(sizes))

@@ -1,0 +1,1 @@
+"""The unified token scheduler, its queue and the built-in policies."""

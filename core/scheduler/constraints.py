@@ -1,0 +1,79 @@
+"""All constraints of an engine, asked as one, with their failures kept to the request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.core.errors import PluginCallError, RequestError
+from headrace.core.interfaces.scheduling import Constraint, Wait
+from headrace.core.plan import StepPlan
+from headrace.core.request import Request
+
+__all__ = ["Constraints"]
+
+
+class Constraints:
+    """Calls each constraint in order. What one raises for a request comes out as `RequestError`,
+    or as `PluginCallError` naming the constraint; either ends that request alone."""
+
+    def __init__(self, constraints: Sequence[Constraint]) -> None:
+        self._constraints = tuple(constraints)
+
+    def __bool__(self) -> bool:
+        return bool(self._constraints)
+
+    def begin(self, plan: StepPlan) -> None:
+        """Tell all that a step is planned; a failure here is the step's."""
+        for constraint in self._constraints:
+            constraint.begin(plan)
+
+    def on_add(self, request: Request) -> None:
+        """Tell all of a new request."""
+        for constraint in self._constraints:
+            try:
+                constraint.on_add(request)
+            except RequestError:
+                raise
+            except Exception as error:
+                raise _named(constraint, "on_add", error) from error
+
+    def limit(self, request: Request, start: int, count: int) -> int | Wait:
+        """Return the lowest of all answers, or the first `Wait`."""
+        for constraint in self._constraints:
+            try:
+                answer = constraint.limit(request, start, count)
+            except RequestError:
+                raise
+            except Exception as error:
+                raise _named(constraint, "limit", error) from error
+            if isinstance(answer, Wait):
+                return answer
+            if not 0 <= answer <= count:
+                raise PluginCallError(
+                    f"constraint {constraint.name!r} allowed {answer} tokens; it may allow 0 to {count}",
+                    plugin=constraint.name,
+                )
+            count = answer
+        return count
+
+    def commit(self, request: Request, start: int, count: int, plan: StepPlan) -> None:
+        """Tell all that the tokens are in the plan."""
+        for constraint in self._constraints:
+            constraint.commit(request, start, count, plan)
+
+    def revoke(self, request: Request, plan: StepPlan) -> None:
+        """Tell all that the tokens left the plan again."""
+        for constraint in self._constraints:
+            constraint.revoke(request, plan)
+
+    def on_finish(self, request: Request) -> None:
+        """Tell all that the request is gone."""
+        for constraint in self._constraints:
+            constraint.on_finish(request)
+
+
+def _named(constraint: Constraint, method: str, error: Exception) -> PluginCallError:
+    return PluginCallError(
+        f"constraint {constraint.name!r} failed in {method}: {type(error).__name__}: {error}",
+        plugin=constraint.name,
+    )

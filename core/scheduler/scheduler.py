@@ -1,0 +1,472 @@
+"""The unified token scheduler.
+
+There is no prefill phase and no decode phase. A request has `num_known` tokens, confirmed and tentative; of
+those, `num_scheduled` are in plans sent; a step gives it some of the difference. That covers whole prompts,
+chunks of prompts, single tokens, drafts and prefix hits alike. A feature lowers the number (`Constraint`).
+
+Running requests come before waiting ones. A running request that gets no blocks preempts the policy's victim:
+its blocks are freed, it starts again from nothing and keeps its confirmed tokens. Nobody is admitted in a step
+that preempted. A waiting request is admitted when its whole prompt fits beside what the running ones still need
+for theirs, so that a long prompt is not begun, evicted and begun again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.core.errors import PluginCallError, PluginError, RequestError
+from headrace.core.interfaces.build import SchedulerBuild
+from headrace.core.interfaces.kv_cache import PrefixHit
+from headrace.core.interfaces.scheduling import EngineListener, Wait
+from headrace.core.plan import Continued, EngineOutput, NewRequest, RequestResult, StepPlan, StepResult
+from headrace.core.request import EngineRequest, FinishReason, Request, RequestState
+from headrace.core.scheduler.constraints import Constraints
+from headrace.core.scheduler.limits import RequestLimits, append_tokens
+from headrace.core.scheduler.queue import RequestQueue
+from headrace.core.scheduler.snapshot import snapshot, waiting_by_reason
+from headrace.core.scheduler.step import Step
+
+__all__ = ["UnifiedScheduler"]
+
+
+class UnifiedScheduler:
+    """Implements `Scheduler`; the contract's docstrings hold."""
+
+    def __init__(self, build: SchedulerBuild) -> None:
+        self._build = build
+        self._kv = build.kv
+        self._policy = build.policy
+        self._constraints = Constraints(build.constraints)
+        self._listener = build.listener or EngineListener()
+        self._queue = RequestQueue(build.policy)
+        self._requests: dict[str, Request] = {}
+        self._running: list[Request] = []
+        self._parked: list[Request] = []
+        self._removed: list[str] = []
+        self._failed: list[EngineOutput] = []
+        self._next_step = 0
+        self._num_admissions = 0
+        self._num_preemptions = 0
+        self._paused = False
+        self._limits = RequestLimits(build)
+
+    # Requests come and go ----------------------------------------------------------------------------
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request."""
+        if request.request_id in self._requests:
+            raise RequestError(f"a request with the id {request.request_id!r} is being served already")
+        added = Request(request, max_tokens_total=self._limits.check(request), first_step=self._next_step)
+        self._constraints.on_add(added)
+        self._queue.push(added)
+        self._requests[request.request_id] = added
+        self._listener.on_add(added)
+
+    def finish(self, request_ids: Sequence[str], reason: FinishReason) -> list[EngineOutput]:
+        """End requests from outside, in whatever state."""
+        found = [self._requests[name] for name in request_ids if name in self._requests]
+        return [self._end(request, reason) for request in found]
+
+    def _end(self, request: Request, reason: FinishReason, error: str | None = None) -> EngineOutput:
+        if request.state is RequestState.RUNNING:
+            self._running.remove(request)
+        elif request.state is RequestState.PARKED:
+            self._parked.remove(request)
+        elif request.state is RequestState.WAITING:
+            self._queue.remove(request)
+        request.state = RequestState.FINISHED
+        request.finish_reason = reason
+        self._release(request)
+        del self._requests[request.request_id]
+        self._constraints.on_finish(request)
+        self._listener.on_finish(request)
+        return EngineOutput(
+            request_id=request.request_id,
+            finish_reason=reason,
+            stop_reason=request.stop_reason,
+            error=error,
+            num_cached_tokens=request.num_cached,
+            num_preemptions=request.num_preemptions,
+        )
+
+    def _release(self, request: Request) -> None:
+        """Give back its blocks, behind the fence, and have workers forget it."""
+        if request.block_ids:
+            self._kv.free(request, fence=self._next_step - 1)
+        if request.on_worker:
+            self._removed.append(request.request_id)
+            request.on_worker = False
+
+    # A step is planned -------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan:
+        """Plan the next step."""
+        step = Step(self._next_step, 0 if self._paused else self._build.max_num_batched_tokens)
+        if step.budget:
+            self._constraints.begin(step.plan)
+            self._unpark()
+            self._queue.refresh()
+            self._schedule_running(step)
+            if step.admits:
+                self._admit(step)
+        removed, self._removed = self._removed, []
+        plan = step.finish(removed)
+        if not plan.is_empty:
+            self._next_step += 1
+        return plan
+
+    def _schedule_running(self, step: Step) -> None:
+        # Decodes first: a long prompt among the running ones must not starve them.
+        long: list[Request] = []
+        for request in list(self._running):
+            if len(request.token_ids) - request.num_scheduled > 1:
+                long.append(request)
+            else:
+                self._continue(request, step)
+        for request in long:
+            self._continue(request, step)
+
+    def _continue(self, request: Request, step: Step) -> None:
+        """Give a running request its tokens of this step, if it wants any."""
+        start = request.num_scheduled
+        count = min(request.num_known - start, step.budget)
+        if count <= 0 or request.state is not RequestState.RUNNING:
+            return
+        count = self._limit_count(request, start, count)
+        if count == 0:
+            return
+        blocks = self._grant(request, start + count, step)
+        if blocks is not None:
+            self._send(request, start, count, blocks, step)
+
+    def _limit_count(self, request: Request, start: int, count: int) -> int:
+        """Let threshold and constraints lower `count`; 0 also where the request was parked or failed."""
+        threshold = self._build.long_prefill_token_threshold
+        if threshold and len(self._requests) > 1:
+            count = min(count, threshold)
+        if not self._constraints:
+            return count
+        try:
+            answer = self._constraints.limit(request, start, count)
+        except (RequestError, PluginCallError) as error:
+            self._failed.append(self._end(request, "error", str(error)))
+            return 0
+        if isinstance(answer, Wait):
+            self._park(request, answer.reason)
+            return 0
+        return answer
+
+    def _grant(self, request: Request, num_tokens: int, step: Step) -> list[list[int]] | None:
+        """Allocate blocks for a running request, at the cost of victims; None: not in this step."""
+        while True:
+            blocks = self._kv.allocate(request, num_tokens, lookahead=self._build.lookahead)
+            if blocks is not None:
+                return blocks
+            step.admits = False
+            if self._kv.num_fenced:
+                return None  # plans in flight give blocks back soon; preempting more would be waste
+            holders = self._running + [parked for parked in self._parked if parked.block_ids]
+            victim = self._victim(holders, request) or request
+            self._preempt(victim, step)
+            if victim is request:
+                return None
+
+    def _victim(self, holders: list[Request], wanting: Request) -> Request | None:
+        victim = self._policy.victim(holders, wanting)
+        if victim is not None and not any(victim is holder for holder in holders):
+            name = type(self._policy).__name__
+            raise PluginError(
+                f"scheduling policy {name} chose the victim {victim!r}, which is none of the {len(holders)} running "
+                "requests it was offered",
+                plugin=name,
+            )
+        return victim
+
+    def _send(
+        self, request: Request, start: int, count: int, new_blocks: list[list[int]], step: Step
+    ) -> None:
+        """Put [start, start + count) of a request into the plan."""
+        end = start + count
+        request.num_scheduled = end
+        request.num_in_flight += 1
+        num_drafts = 0
+        if request.drafts:
+            num_drafts = max(0, end - len(request.token_ids))
+            del request.drafts[num_drafts:]
+        if request.on_worker:
+            new_tokens = request.token_ids[request.worker_tokens :]
+            step.entries[request.request_id] = Continued(
+                request.request_id, start, count, new_blocks, new_tokens, num_drafts
+            )
+        else:
+            request.on_worker = True
+            step.entries[request.request_id] = NewRequest(
+                request_id=request.request_id,
+                token_ids=list(request.token_ids),
+                num_prompt_tokens=request.num_prompt_tokens,
+                params=request.params,
+                start=start,
+                count=count,
+                block_ids=[list(table) for table in request.block_ids],
+                stash=request.stash,
+            )
+        request.worker_tokens = len(request.token_ids)
+        step.budget -= count
+        self._expect_token(request)
+        self._constraints.commit(request, start, count, step.plan)
+
+    def _expect_token(self, request: Request) -> None:
+        """Where workers run ahead, count the token this plan will sample as known already."""
+        known = len(request.token_ids) + request.num_expected
+        if (
+            self._build.runs_ahead
+            and not request.drafts
+            and request.num_scheduled == known
+            and known + 1 < request.max_tokens_total
+        ):
+            request.num_expected += 1
+
+    # Admission ---------------------------------------------------------------------------------------
+
+    def _admit(self, step: Step) -> None:
+        while step.budget and self._queue:
+            request = self._queue.peek()
+            if request.num_in_flight and not request.block_ids:
+                return  # preempted, and tokens of its are still under way: it goes first, once they are known
+            if len(self._running) >= self._build.max_num_seqs:
+                self._make_way(request, step)
+                return
+            if not self._admit_one(request, step):
+                return
+
+    def _admit_one(self, request: Request, step: Step) -> bool:
+        """Admit, park or fail the first in the queue; False: it stays, and nobody behind it is admitted."""
+        hit: PrefixHit | None = None
+        start = request.num_scheduled
+        if not request.block_ids and request.params.prompt_logprobs is None:
+            hit = self._kv.match_prefix(request)
+            start = hit.length
+        count = self._limit_count(request, start, min(request.num_known - start, step.budget))
+        blocks: list[list[int]] | None = None
+        fits = False
+        if count and request.state is RequestState.WAITING:
+            fits = self._fits(request, hit)
+            if fits:
+                end = start + count
+                blocks = self._kv.allocate(request, end, lookahead=self._build.lookahead, hit=hit)
+        if blocks is None:
+            if hit is not None:
+                self._kv.release(hit)
+            if request.state is not RequestState.WAITING:
+                return True
+            if count and not fits:
+                self._make_way(request, step)
+            return False
+        self._queue.remove(request)
+        self._running.append(request)
+        request.state = RequestState.RUNNING
+        request.wait_reason = None
+        self._num_admissions += 1
+        request.admission = self._num_admissions
+        if hit is not None:
+            request.num_computed = hit.length
+            if not request.was_preempted:
+                request.num_cached = hit.length
+        self._send(request, start, count, blocks, step)
+        return True
+
+    def _fits(self, request: Request, hit: PrefixHit | None) -> bool:
+        """Whether all of a waiting request fits beside what the running ones still lack for their prompts."""
+        need = self._kv.shortfall(request, request.num_tokens + self._build.lookahead)
+        if hit is not None:
+            need -= sum(1 for table in hit.block_ids for block in table if block)
+        reserved = sum(
+            self._kv.shortfall(other, other.num_tokens)
+            for other in self._running
+            if other.num_scheduled < other.num_tokens
+        )
+        # Who comes back from a preemption waits until the others have room to grow, or it would go again.
+        headroom = len(self._running) if request.was_preempted else 0
+        return need + reserved + headroom <= self._kv.num_free
+
+    def _make_way(self, request: Request, step: Step) -> None:
+        """A waiting request finds no place: preempt for it if the policy says so, or if nothing else moves."""
+        if self._kv.num_fenced:
+            return
+        victim = self._victim(self._running, request) if self._running else None
+        if victim is None and not self._running:
+            victim = next((parked for parked in self._parked if parked.block_ids), None)
+        if victim is not None:
+            self._preempt(victim, step)
+
+    def _park(self, request: Request, reason: str) -> None:
+        if request.state is RequestState.RUNNING:
+            self._running.remove(request)
+        else:
+            self._queue.remove(request)
+        request.state = RequestState.PARKED
+        request.wait_reason = reason
+        self._parked.append(request)
+
+    def _unpark(self) -> None:
+        """Ask again: parked requests stand in the queue's order once more."""
+        parked, self._parked = self._parked, []
+        for request in parked:
+            request.state = RequestState.WAITING
+            self._queue.push(request)
+
+    # Preemption --------------------------------------------------------------------------------------
+
+    def _preempt(self, victim: Request, step: Step) -> None:
+        entry = step.entries.pop(victim.request_id, None)
+        if entry is not None:
+            step.budget += entry.count
+            victim.num_in_flight -= 1
+            victim.on_worker = not isinstance(entry, NewRequest)
+            self._constraints.revoke(victim, step.plan)
+        step.admits = False
+        self._restart(victim)
+
+    def _restart(self, request: Request) -> None:
+        """Take everything computed from a request; its confirmed tokens stay."""
+        self._release(request)
+        request.num_scheduled = request.num_computed = request.num_expected = 0
+        request.drafts = []
+        request.valid_from_step = self._next_step
+        request.num_preemptions += 1
+        self._num_preemptions += 1
+        if request.state is RequestState.RUNNING:
+            self._running.remove(request)
+            request.state = RequestState.WAITING
+            self._queue.push(request)
+        elif request.state is RequestState.WAITING:
+            self._queue.remove(request)  # its place changes with its history
+            self._queue.push(request)
+        self._listener.on_preempt(request)
+
+    # A result is taken in ----------------------------------------------------------------------------
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
+        """Take in the result of `plan`."""
+        self._kv.advance_fence(plan.step)
+        outputs, self._failed = self._failed, []
+        entries: list[NewRequest | Continued] = [*plan.new, *plan.continued]
+        for entry in entries:
+            request = self._requests.get(entry.request_id)
+            if request is None or plan.step < request.first_step:
+                continue  # it finished while the step ran: late results are dropped
+            request.num_in_flight -= 1
+            output = self._take_in(request, entry, result.requests[entry.request_id], plan.step)
+            if output is not None:
+                outputs.append(output)
+        return outputs
+
+    def fail_plan(self, plan: StepPlan, error: str) -> list[EngineOutput]:
+        """A step raised: end its requests."""
+        self._kv.advance_fence(plan.step)
+        entries: list[NewRequest | Continued] = [*plan.new, *plan.continued]
+        found = [self._requests[e.request_id] for e in entries if e.request_id in self._requests]
+        return [self._end(request, "error", error) for request in found]
+
+    def _take_in(
+        self, request: Request, entry: NewRequest | Continued, outcome: RequestResult, step: int
+    ) -> EngineOutput | None:
+        if outcome.error is not None:
+            return self._end(request, "error", outcome.error)
+        current = step >= request.valid_from_step
+        if current:
+            self._take_progress(request, entry, outcome)
+        first_new = len(request.token_ids)
+        reason = append_tokens(request, outcome.tokens) or outcome.finish_reason
+        new_ids = request.token_ids[first_new:]
+        request.worker_tokens = len(request.token_ids)
+        if current and request.block_ids:
+            self._kv.publish(request, request.num_computed, fence=self._next_step - 1)
+        if reason is not None:
+            output = self._end(request, reason)
+        elif new_ids or outcome.stash:
+            output = EngineOutput(
+                request_id=request.request_id,
+                num_cached_tokens=request.num_cached,
+                num_preemptions=request.num_preemptions,
+            )
+        else:
+            output = None
+        if output is not None:
+            output.new_token_ids = new_ids
+            output.stash = outcome.stash
+        if current and request.on_worker and not request.num_in_flight:
+            room = request.max_tokens_total - 1 - len(request.token_ids)
+            request.drafts = list(outcome.drafts[: max(0, room)])
+        return output
+
+    def _take_progress(self, request: Request, entry: NewRequest | Continued, outcome: RequestResult) -> None:
+        """Move `num_computed`; going back is the only rollback there is."""
+        computed = outcome.num_computed
+        lost = computed < request.num_computed
+        if computed < entry.start + entry.count:
+            request.num_scheduled = computed
+            request.num_expected = 0
+            # Plans already sent start behind this point; workers skip them, and so do we.
+            request.valid_from_step = self._next_step
+        elif outcome.tokens and request.num_expected:
+            request.num_expected -= 1
+        request.drafts = []
+        if lost:
+            self._kv.forget(request, computed)
+            self._restart(request)
+        else:
+            request.num_computed = computed
+
+    # The rest of the contract ------------------------------------------------------------------------
+
+    def take_failures(self) -> list[EngineOutput]:
+        """Return the outputs of requests that failed while plans were made."""
+        failed, self._failed = self._failed, []
+        return failed
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is unfinished or a worker must still be told that one is gone."""
+        return bool(self._requests or self._removed or self._failed)
+
+    @property
+    def num_parked(self) -> int:
+        """Requests that a constraint told to wait."""
+        return len(self._parked)
+
+    def pause(self) -> None:
+        """Schedule nothing until `resume`."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """End `pause`."""
+        self._paused = False
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether `pause` holds."""
+        return self._paused
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached block; False while any is held."""
+        return self._kv.reset_prefix_cache()
+
+    def check_integrity(self) -> None:
+        """Raise `EngineError` where the books do not balance."""
+        self._kv.check_integrity(list(self._requests.values()))
+
+    def snapshot(self) -> dict[str, Any]:
+        """Who runs, who waits and why, blocks."""
+        return snapshot(running=self._running, waiting=self._queue, parked=self._parked, kv=self._kv)
+
+    def metrics(self) -> Mapping[str, float]:
+        """Gauges and counters by Prometheus name."""
+        return {
+            "num_requests_running": len(self._running),
+            "num_requests_waiting": len(self._queue) + len(self._parked),
+            "num_preemptions": self._num_preemptions,
+            **waiting_by_reason(self._parked),
+            **self._kv.metrics(),
+        }

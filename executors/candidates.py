@@ -1,0 +1,71 @@
+"""Which tokens of a row may be drawn, and the draw.
+
+A row is worked on alone, in float64 on one thread, so that what it draws does not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.sampling_params import SamplingParams
+from headrace.executors.noise import Purpose, gumbel
+from headrace.executors.scoring import likeliest
+
+__all__ = ["draw", "kept_candidates"]
+
+Ids = NDArray[np.int64]
+Scores = NDArray[np.float64]
+
+
+def draw(logits: NDArray[Any], params: SamplingParams, seed: int, position: int) -> int:
+    """Draw a token from `logits` [V], of which at least one is above -inf and none is NaN; temperature is above 0.
+
+    The draw is the largest score + noise over the kept candidates, ties by lower id.
+    """
+    ids, scores = kept_candidates(logits, params)
+    if ids.shape[0] == 1:
+        return int(ids[0])
+    return int(ids[np.argmax(scores + gumbel(seed, position, Purpose.TOKEN, ids))])
+
+
+def kept_candidates(logits: NDArray[Any], params: SamplingParams) -> tuple[Ids, Scores]:
+    """Apply temperature, min_p, top_k and top_p, in this order; return ids in rising order and their scores.
+
+    Scores are logits / temperature, the largest moved to 0: the draw is from their softmax. Equal logits at the
+    border of top_k or top_p are kept by lower id; min_p keeps all that reach it.
+    """
+    scores = logits.astype(np.float64)
+    top = scores.max()
+    # A processor may force tokens with +inf: then these alone are left, all alike.
+    scores = np.where(scores == top, 0.0, -np.inf) if top == np.inf else (scores - top) / params.temperature
+
+    floor = math.log(params.min_p) if params.min_p > 0 else -math.inf
+    ids = np.flatnonzero((scores >= floor) & (scores > -np.inf))
+    scores = scores[ids]
+    if 0 < params.top_k < ids.shape[0]:
+        best = np.sort(likeliest(scores, params.top_k))
+        ids, scores = ids[best], scores[best]
+    if params.top_p < 1:
+        best = _nucleus(scores, params.top_p)
+        ids, scores = ids[best], scores[best]
+    return ids, scores
+
+
+def _nucleus(scores: Scores, top_p: float) -> Ids:
+    """Return the places, rising, of the likeliest candidates that together reach `top_p`.
+
+    The one that crosses the border is kept, and at least one is.
+    """
+    weights = np.exp(scores)
+    total = weights.sum()
+    # Candidates below this weigh less than 1 - top_p even all together, so the border is crossed before them.
+    # Leaving them out of the sort, with a factor 2 for rounding, changes nothing but its time.
+    worth = np.flatnonzero(weights >= 0.5 * (1 - top_p) * total / scores.shape[0])
+    order = worth[np.argsort(-scores[worth], kind="stable")]
+    reached = np.cumsum(weights[order]) >= top_p * total
+    count = int(np.argmax(reached)) + 1 if reached.any() else order.shape[0]
+    return np.sort(order[:count])

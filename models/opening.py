@@ -1,0 +1,111 @@
+"""From a model's name to its files, its checkpoint, its architecture and its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.core.errors import CheckpointError, nearest
+from headrace.models.sources.aliases import ALIASES
+
+if TYPE_CHECKING:
+    from headrace.core.interfaces import Checkpoint, ModelDefinition, ModelSource, Tokenizer
+    from headrace.core.interfaces.checkpoint import Progress
+    from headrace.core.plugin.registry import Registry
+
+__all__ = ["build_tokenizer", "model_definition", "open_checkpoint", "resolve_model"]
+
+
+def resolve_model(name: str, registry: Registry, progress: Progress | None = None) -> Path:
+    """Return the file or folder that `name` means: an alias, then `source:reference`, then a path.
+
+    A file called like an alias is reached as `./NAME`. Raises `CheckpointError` listing what there is.
+    """
+    known = {alias.reference: alias for alias in ALIASES.values()}
+    alias = ALIASES.get(name) or known.get(name)
+    prefix, colon, reference = (alias.pinned if alias else name).partition(":")
+    sources = registry.names("model_source")
+    if colon and prefix in sources:
+        source: ModelSource = registry.get("model_source", prefix).factory()
+        return source.resolve(reference, progress)
+    path = Path(name).expanduser()
+    if name and path.exists():
+        return path
+    likely = nearest(name, ALIASES) or (nearest(prefix, sources) if colon else "")
+    raise CheckpointError(
+        f"no model is called {name!r}{likely}: it is no alias ({', '.join(ALIASES)}), no file or folder here, and "
+        f"begins with no source ({', '.join(f'{source}:' for source in sources)}). The option is model."
+    )
+
+
+def open_checkpoint(path: Path, registry: Registry) -> Checkpoint:
+    """Open `path` with the first loader that claims it.
+
+    Raises `CheckpointError`: nothing there, no loader claims it, or what the loader says is wrong.
+    """
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist")
+    for entry in registry.entries("weight_loader"):
+        loader = entry.factory()
+        if loader.claims(path):
+            checkpoint: Checkpoint = loader.open(path)
+            return checkpoint
+    formats = ", ".join(registry.names("weight_loader")) or "none"
+    if path.is_dir():
+        inside = sorted(child.name for child in path.iterdir())
+        shown = ", ".join(inside[:10]) + (", …" if len(inside) > 10 else "")
+        raise CheckpointError(
+            f"the folder {path} holds no checkpoint of a format known here ({formats}); it holds: {shown or 'nothing'}"
+        )
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    raise CheckpointError(
+        f"{path} is no checkpoint of a format known here ({formats}): it starts with {start!r}"
+    )
+
+
+def model_definition(config: Mapping[str, Any], registry: Registry) -> ModelDefinition:
+    """Return the definition that serves the configuration's `architectures`, which it has checked.
+
+    Raises `CheckpointError`: `architectures` missing or none of them known, or a field is wrong.
+    """
+    names = config.get("architectures")
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(
+            "architectures in the model's configuration must be a list of class names such as "
+            f"['LlamaForCausalLM'], got {names!r}"
+        )
+    known: dict[str, ModelDefinition] = {}
+    for entry in registry.entries("model"):
+        definition: ModelDefinition = entry.factory()
+        known.update(dict.fromkeys(definition.architectures, definition))
+    for name in names:
+        if name in known:
+            known[name].check(config)
+            return known[name]
+    raise CheckpointError(
+        f"the model's architecture is {', '.join(names)}{nearest(names[0], known)}; architectures known: "
+        f"{', '.join(sorted(known)) or 'none'}. A plugin can add one."
+    )
+
+
+def build_tokenizer(checkpoint: Checkpoint, registry: Registry) -> Tokenizer | None:
+    """Build the checkpoint's tokenizer; None where it has none.
+
+    Raises `CheckpointError` if its kind is unknown, listing the known, or if it is damaged.
+    """
+    data = checkpoint.tokenizer
+    if data is None:
+        return None
+    kinds = registry.names("tokenizer")
+    if data["kind"] not in kinds:
+        raise CheckpointError(
+            f"{checkpoint.path}: its tokenizer is of the kind {data['kind']!r}{nearest(data['kind'], kinds)}; kinds "
+            f"known: {', '.join(kinds) or 'none'}. A plugin can add one."
+        )
+    tokenizer: Tokenizer = registry.get("tokenizer", data["kind"]).factory(data)
+    return tokenizer

@@ -1,0 +1,65 @@
+"""What this room brings to an engine, by name. Factories import when called: registering imports neither torch
+nor numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from headrace.core.plugin.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from headrace.core.interfaces import ModelDefinition, ModelSource, Tokenizer, WeightLoader
+    from headrace.core.plugin.registry import Registrar
+
+__all__ = ["headrace_api", "headrace_register", "name"]
+
+name = "models"
+headrace_api = ">=1,<2"
+
+
+def _path_source() -> ModelSource:
+    from headrace.models.sources.path import PathSource
+
+    return PathSource()
+
+
+def _package_source() -> ModelSource:
+    from headrace.models.sources.package import PackageSource
+
+    return PackageSource()
+
+
+def _gguf_loader() -> WeightLoader:
+    from headrace.models.gguf.loader import GGUFLoader
+
+    return GGUFLoader()
+
+
+def _gguf_bpe(data: Mapping[str, Any]) -> Tokenizer:
+    from headrace.models.tokenizers.gguf_bpe import build_bpe_tokenizer
+
+    return build_bpe_tokenizer(data)
+
+
+def _gguf_sentencepiece(data: Mapping[str, Any]) -> Tokenizer:
+    from headrace.models.tokenizers.gguf_sentencepiece import build_sentencepiece_tokenizer
+
+    return build_sentencepiece_tokenizer(data)
+
+
+def _llama() -> ModelDefinition:
+    from headrace.models.llama import LlamaDefinition
+
+    return LlamaDefinition()
+
+
+@hookimpl
+def headrace_register(registrar: Registrar, options: Any) -> None:
+    """Register sources, loaders, tokenizers and architectures."""
+    registrar.model_source("path", _path_source)
+    registrar.model_source("pypi", _package_source)
+    registrar.weight_loader("gguf", _gguf_loader)
+    registrar.tokenizer("gguf_gpt2", _gguf_bpe)
+    registrar.tokenizer("gguf_llama", _gguf_sentencepiece)
+    registrar.model("llama", _llama)

@@ -1,0 +1,53 @@
+"""Repetition, presence and frequency penalties.
+
+`repetition_penalty` r looks at prompt and output: the logit of a token seen there is divided by r if positive,
+multiplied by r if not. `frequency_penalty` f and `presence_penalty` p look at generated tokens only: one that
+occurred c > 0 times loses f · c + p. Both count every token before the row's position, unconfirmed drafts too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headrace.core.plugin.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    import torch
+
+    from headrace.core.interfaces import LogitsProcessor, LogitsRow
+    from headrace.core.plugin.registry import Registrar
+    from headrace.core.sampling_params import SamplingParams
+
+__all__ = ["headrace_api", "headrace_register", "name", "penalties"]
+
+name = "penalties"
+headrace_api = ">=1,<2"
+
+
+def penalties(params: SamplingParams) -> LogitsProcessor | None:
+    """Return the processor, or None where all three are neutral."""
+    repetition = params.repetition_penalty
+    presence, frequency = params.presence_penalty, params.frequency_penalty
+    if repetition == 1 and presence == 0 and frequency == 0:
+        return None
+
+    import torch
+
+    def process(row: LogitsRow, logits: torch.Tensor) -> torch.Tensor:
+        if repetition != 1:
+            seen = torch.unique(torch.tensor(row.tokens, dtype=torch.int64))
+            values = logits[seen]
+            logits[seen] = torch.where(values > 0, values / repetition, values * repetition)
+        generated = row.tokens[row.num_prompt_tokens :]
+        if (presence or frequency) and len(generated):
+            seen, counts = torch.unique(torch.tensor(generated, dtype=torch.int64), return_counts=True)
+            logits[seen] -= frequency * counts + presence
+        return logits
+
+    return process
+
+
+@hookimpl
+def headrace_register(registrar: Registrar, options: Any) -> None:
+    """Register the processor."""
+    registrar.logits_processor(name, penalties)

@@ -1,0 +1,303 @@
+"""Llama against transformers: same random weights, same logits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+
+from headrace.core.errors import CheckpointError
+from headrace.core.interfaces import AttentionLayer, AttentionSpec, Model, ModelBuild, ModelDefinition, Parallel
+from headrace.models.llama import LlamaDefinition
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+SIZES = {
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    first, second = x.chunk(2, dim=-1)
+    x.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
+
+
+def rotary(positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor) -> Any:
+    assert q.is_contiguous()
+    assert k.is_contiguous()
+    cos, sin = cos_sin[positions][:, None, :].chunk(2, dim=-1)
+    rotate(q, cos, sin)
+    rotate(k, cos, sin)
+    return q, k
+
+
+OPS = {
+    "embedding": lambda ids, weight: F.embedding(ids, weight),
+    "rms_norm": rms_norm,
+    "add_rms_norm": lambda x, residual, weight, eps: (rms_norm(x + residual, weight, eps), x + residual),
+    "rotary": rotary,
+    "silu_mul": lambda x: F.silu(x.chunk(2, dim=-1)[0]) * x.chunk(2, dim=-1)[1],
+}
+
+
+class DictWeights:
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.left = dict(tensors)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.left
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        if name not in self.left or self.left[name].shape != shape:
+            raise CheckpointError(f"{name} {shape}")
+        return self.left.pop(name)
+
+
+class DenseLinear:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+        self.out_features, self.in_features = weight.shape
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class DenseBuild:
+    """A `ModelBuild` over plain tensors."""
+
+    device = "cpu"
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        tensors: dict[str, torch.Tensor],
+        *,
+        max_model_len: int = 256,
+        parallel: Parallel | None = None,
+    ) -> None:
+        self.config = config
+        self.dtype = torch.float32
+        self.max_model_len = max_model_len
+        self.weights = DictWeights(tensors)
+        self.parallel = parallel or Parallel()
+        self.layers: list[AttentionLayer] = []
+
+    def op(self, name: str) -> Any:
+        return OPS[name]
+
+    def linear(self, *names: str, in_features: int, out_features: tuple[int, ...], bias: bool = False) -> DenseLinear:
+        sizes = list(zip(names, out_features, strict=True))
+        weight = torch.cat([self.weights.take(f"{n}.weight", (size, in_features)) for n, size in sizes])
+        biases = torch.cat([self.weights.take(f"{n}.bias", (size,)) for n, size in sizes]) if bias else None
+        return DenseLinear(weight, biases)
+
+    def lm_head(self, name: str, embedding: torch.Tensor | None, vocab_size: int, hidden_size: int) -> DenseLinear:
+        if embedding is None:
+            embedding = self.weights.take(f"{name}.weight", (vocab_size, hidden_size))
+        return DenseLinear(embedding, None)
+
+    def attention(self, name: str, spec: AttentionSpec, *, scale: float) -> AttentionLayer:
+        layer = AttentionLayer(name, spec.num_heads, spec.num_kv_heads, spec.head_dim, scale)
+        self.layers.append(layer)
+        return layer
+
+    def attention_spec(self, **changes: Any) -> AttentionSpec:
+        return AttentionSpec(dtype="float32", kv_dtype="float32", block_size=16, **changes)
+
+
+class DenseContext:
+    """A `ForwardContext` of one sequence: K and V grow, attention is dense and causal."""
+
+    def __init__(self) -> None:
+        self.cache: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def attend(
+        self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        if layer.name in self.cache:
+            old_k, old_v = self.cache[layer.name]
+            k, v = torch.cat((old_k, k)), torch.cat((old_v, v))
+        self.cache[layer.name] = (k, v)
+        group = layer.num_heads // layer.num_kv_heads
+        scores = torch.einsum("nhd,mhd->hnm", q, k.repeat_interleave(group, 1)) * layer.scale
+        n, m = q.shape[0], k.shape[0]
+        mask = torch.arange(m)[None, :] > torch.arange(m - n, m)[:, None]
+        weights = scores.masked_fill(mask, -math.inf).softmax(-1)
+        return torch.einsum("hnm,mhd->nhd", weights, v.repeat_interleave(group, 1)).reshape(n, -1)
+
+
+def oracle(**changes: Any) -> tuple[Any, dict[str, Any], dict[str, torch.Tensor]]:
+    """Return transformers' model, its config.json and its tensors; norms and biases are random too."""
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**{**SIZES, **changes})
+    model = transformers.LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+            else:
+                parameter.mul_(4)  # large enough for attention to look somewhere
+    tensors = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        tensors.pop("lm_head.weight")
+    return model, config.to_dict(), tensors
+
+
+def run(model: Model, ids: list[int], chunks: list[int]) -> torch.Tensor:
+    """Logits [N, V] of all positions, computed in chunks of these sizes."""
+    assert sum(chunks) == len(ids)
+    ctx = DenseContext()
+    logits = []
+    start = 0
+    for count in chunks:
+        span = torch.arange(start, start + count)
+        hidden, taps = model.forward(model.embed(torch.tensor(ids)[span]), span, ctx)
+        assert hidden.shape[0] == count
+        assert taps == {}
+        logits.append(model.logits(hidden))
+        start += count
+    return torch.cat(logits)
+
+
+VARIANTS = {
+    "untied": {},
+    "tied": {"tie_word_embeddings": True},
+    "bias": {"attention_bias": True, "mlp_bias": True},
+    "llama3 rope": {"rope_parameters": LLAMA3_ROPE},
+    "linear rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+    "other head size": {"head_dim": 24},
+    "one kv head": {"num_key_value_heads": 1},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.inference_mode()
+def test_logits_equal_transformers(variant: str) -> None:
+    reference, config, tensors = oracle(**VARIANTS[variant])
+    build = DenseBuild(config, tensors)
+    model = LlamaDefinition().build(build)
+    assert isinstance(model, Model)
+    assert not build.weights.left, "every tensor is used"
+    assert len(build.layers) == 2
+    ids = torch.randint(0, 131, (150,), generator=torch.Generator().manual_seed(1)).tolist()
+    expected = reference(torch.tensor([ids])).logits[0]
+    assert expected.std() > 0.5, "the logits say something"
+    for chunks in ([150], [64, 80, 6], [149, 1], [1] * 150):
+        got = run(model, ids, chunks)
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+
+
+@torch.inference_mode()
+def test_taps_are_the_hidden_states_between_layers() -> None:
+    reference, config, tensors = oracle()
+    model = LlamaDefinition().build(DenseBuild(config, tensors))
+    model.taps = frozenset({0})
+    ids = list(range(30))
+    _, taps = model.forward(model.embed(torch.tensor(ids)), torch.arange(30), DenseContext())
+    expected = reference(torch.tensor([ids]), output_hidden_states=True).hidden_states[1][0]
+    assert set(taps) == {0}
+    torch.testing.assert_close(taps[0], expected, atol=1e-4, rtol=0)
+
+
+@torch.inference_mode()
+def test_tensors_that_follow_from_others_are_set_aside() -> None:
+    _, config, tensors = oracle(tie_word_embeddings=True)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    for index in range(2):
+        tensors[f"model.layers.{index}.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
+    build = DenseBuild(config, tensors)
+    LlamaDefinition().build(build)
+    assert not build.weights.left
+
+
+@torch.inference_mode()
+def test_tying_is_told_by_the_tensors_where_the_configuration_is_silent() -> None:
+    for tied in (True, False):
+        reference, config, tensors = oracle(tie_word_embeddings=tied)
+        del config["tie_word_embeddings"]
+        model = LlamaDefinition().build(DenseBuild(config, tensors))
+        expected = reference(torch.tensor([[5, 6, 7]])).logits[0]
+        torch.testing.assert_close(run(model, [5, 6, 7], [3]), expected, atol=1e-4, rtol=0)
+
+
+def test_definition_is_the_contract() -> None:
+    definition: ModelDefinition = LlamaDefinition()
+    assert definition.architectures == ("LlamaForCausalLM",)
+    definition.check(SIZES)
+    assert definition.max_model_len(SIZES) == 256
+    build: ModelBuild = DenseBuild(SIZES, {})
+    assert isinstance(build, ModelBuild)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_attention_heads": "4"}, ["num_attention_heads", "'4'"]),
+        ({"num_attention_heads": True}, ["num_attention_heads", "True"]),
+        ({"num_hidden_layers": 0}, ["num_hidden_layers", "at least 1", "0"]),
+        ({"hidden_size": 64.0}, ["hidden_size", "64.0"]),
+        ({"hidden_size": 66}, ["hidden_size (66)", "num_attention_heads (4)"]),
+        ({"vocab_size": None}, ["vocab_size"]),
+        ({"max_position_embeddings": -1}, ["max_position_embeddings", "-1"]),
+        ({"num_key_value_heads": 3}, ["num_attention_heads (4)", "num_key_value_heads (3)"]),
+        ({"head_dim": 15}, ["head_dim", "even", "15"]),
+        ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
+        ({"rms_norm_eps": 0}, ["rms_norm_eps", "0"]),
+        ({"rms_norm_eps": math.nan}, ["rms_norm_eps", "nan"]),
+        ({"attention_bias": "yes"}, ["attention_bias", "'yes'", "true or false"]),
+        ({"mlp_bias": 1}, ["mlp_bias", "1"]),
+        ({"tie_word_embeddings": "no"}, ["tie_word_embeddings", "'no'"]),
+        ({"rope_theta": -5}, ["rope_theta", "-5"]),
+        ({"rope_scaling": {"type": "yarn", "factor": 2}}, ["rope_type", "yarn", "default, linear, llama3"]),
+        ({"rope_scaling": "llama3"}, ["rope_scaling", "'llama3'"]),
+    ],
+)
+def test_check_names_field_and_value(changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        LlamaDefinition().check({**SIZES, **changes})
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_missing_field_is_named() -> None:
+    for field in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
+        with pytest.raises(CheckpointError, match=field):
+            LlamaDefinition().check({key: value for key, value in SIZES.items() if key != field})
+
+
+@pytest.mark.parametrize(
+    ("parallel", "words"),
+    [
+        (Parallel(tensor_size=2), "tensor_parallel_size is 2"),
+        (Parallel(first_layer=1), r"layers \[1, 2\) of 2"),
+        (Parallel(end_layer=1), r"layers \[0, 1\) of 2"),
+    ],
+)
+def test_a_part_of_the_model_is_refused(parallel: Parallel, words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        LlamaDefinition().build(DenseBuild(SIZES, {}, parallel=parallel))

@@ -7,6 +7,8 @@ from typing import Any
 from headrace.core.plugin.hookspecs import hookimpl
 from headrace.core.plugin.registry import Registrar
 
+__all__ = ["headrace_api", "headrace_register", "name"]
+
 name = "core"
 headrace_api = ">=1,<2"
 

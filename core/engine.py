@@ -39,13 +39,19 @@ class EngineCore:
     cause, and so does every later call.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, listeners: Listeners | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        listeners: Listeners | None = None,
+        wake: threading.Event | None = None,
+    ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self._listeners = listeners or Listeners()
         self._inbox: queue.SimpleQueue[Callable[[], list[EngineOutput]]] = queue.SimpleQueue()
         self._in_flight: deque[tuple[StepPlan, StepHandle, PluginCallError | None]] = deque()
-        self._wake = threading.Event()
+        self._wake = wake or threading.Event()
         self._failed_steps = 0
         self._stalled_since: float | None = None
         self._checked_idle = False

@@ -7,8 +7,6 @@ request is removed and comes back as new.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from headrace.core.sampling_params import SamplingParams
@@ -64,8 +62,6 @@ class StepPlan(msgspec.Struct, kw_only=True):
     continued: list[Continued] = []
     removed: list[str] = []
     """Finished, aborted or preempted since the last plan: forget them first."""
-    copies: list[tuple[int, int]] = []
-    """Blocks to copy (source, destination) in every layer, before anything is written."""
     stash: Stash = msgspec.field(default_factory=Stash)
 
     @property
@@ -81,7 +77,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to tell a worker."""
-        return not (self.new or self.continued or self.removed or self.copies)
+        return not (self.new or self.continued or self.removed)
 
 
 class RequestResult(msgspec.Struct, kw_only=True):
@@ -90,7 +86,8 @@ class RequestResult(msgspec.Struct, kw_only=True):
     tokens: list[int] = []
     """Confirmed ids: none for an unfinished prefill chunk, else accepted drafts and one more."""
     num_computed: int
-    """Valid KV after the step. Lower than the plan's end: the rest was undone, the only rollback there is."""
+    """Valid KV after the step. Lower than the plan's end: the rest was undone, the only rollback there is.
+    Always lower than the number of confirmed tokens, so that there is one to go on from."""
     drafts: list[int] = []
     """Tentative ids for the next step."""
     finish_reason: str | None = None
@@ -122,6 +119,6 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     """Text for `finish_reason == "error"`."""
     num_cached_tokens: int = 0
     num_preemptions: int = 0
-    events: dict[str, Any] = {}
-    """Times (seconds since the epoch) by name: `scheduled`, set once."""
+    scheduled_time: float | None = None
+    """When it was first admitted, in seconds since the epoch."""
     stash: Stash = msgspec.field(default_factory=Stash)

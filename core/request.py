@@ -85,6 +85,7 @@ class Request:
         "num_scheduled",
         "on_worker",
         "queue_key",
+        "scheduled_time",
         "state",
         "stop_reason",
         "stop_token_ids",
@@ -124,6 +125,8 @@ class Request:
         self.num_preemptions = 0
         self.admission = 0
         """Running number of its last admission: the order among the running ones."""
+        self.scheduled_time: float | None = None
+        """When it was first admitted, in seconds since the epoch."""
         self.queue_key: tuple[object, ...] = ()
         self.wait_reason: str | None = None
         self.finish_reason: FinishReason | None = None

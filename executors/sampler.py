@@ -91,7 +91,7 @@ class Sampler:
         for name, factory, plugin in self._factories:
             try:
                 fn = factory(params)
-            except Exception as error:  # noqa: BLE001 - isolation: a plugin's call for one request fails that request
+            except Exception as error:  # isolation: a plugin's call for one request fails that request
                 raise PluginCallError(_plugin_failed(name, plugin, error), plugin=plugin) from error
             if fn is not None:
                 made.append(_Processor(name, plugin, fn))
@@ -108,9 +108,7 @@ class Sampler:
         Raises `PluginCallError` where a listener raised: it is called for the step, not for a request.
         """
         if logits.shape != (len(rows), self._vocab_size):
-            raise ValueError(
-                f"logits must be [{len(rows)}, {self._vocab_size}], got {list(logits.shape)}"
-            )
+            raise ValueError(f"logits must be [{len(rows)}, {self._vocab_size}], got {list(logits.shape)}")
         logits = logits.cpu()
         best = _best(logits)
         damaged = [not value < np.inf for value in best.values]

@@ -112,7 +112,14 @@ class DecoderLayer:
     """
 
     def __init__(
-        self, build: ModelBuild, name: str, *, attention: SelfAttention, mlp: GatedMLP, hidden_size: int, eps: float
+        self,
+        build: ModelBuild,
+        name: str,
+        *,
+        attention: SelfAttention,
+        mlp: GatedMLP,
+        hidden_size: int,
+        eps: float,
     ) -> None:
         self._attention = attention
         self._mlp = mlp

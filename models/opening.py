@@ -56,7 +56,8 @@ def open_checkpoint(path: Path, registry: Registry) -> Checkpoint:
         inside = sorted(child.name for child in path.iterdir())
         shown = ", ".join(inside[:10]) + (", …" if len(inside) > 10 else "")
         raise CheckpointError(
-            f"the folder {path} holds no checkpoint of a format known here ({formats}); it holds: {shown or 'nothing'}"
+            f"the folder {path} holds no checkpoint of a format known here ({formats}); it holds: "
+            f"{shown or 'nothing'}"
         )
     try:
         with path.open("rb") as file:

@@ -48,7 +48,7 @@ def min_tokens(params: SamplingParams) -> LogitsProcessor | None:
 
     def process(row: LogitsRow, logits: torch.Tensor) -> torch.Tensor:
         if row.position - row.num_prompt_tokens < params.min_tokens:
-            eos = () if params.ignore_eos else row.stash.get(EOS_TOKEN_IDS) or ()
+            eos = [] if params.ignore_eos else row.stash.get(EOS_TOKEN_IDS) or []
             # A tokenizer may know more ids than the model has rows for; those cannot be drawn anyway.
             ids = [i for i in {*params.stop_token_ids, *eos} if 0 <= i < logits.shape[0]]
             logits[ids] = float("-inf")

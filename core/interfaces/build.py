@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.core.config import EngineConfig
+    from headrace.core.interfaces.checkpoint import Checkpoint
     from headrace.core.interfaces.kv_cache import KVCacheLayout, KVCacheManager
     from headrace.core.interfaces.scheduling import Constraint, EngineListener, SchedulingPolicy
     from headrace.core.interfaces.text import Tokenizer
@@ -85,6 +86,8 @@ class ExecutorBuild:
     model_path: Path
     max_model_len: int
     dtype: str
+    checkpoint: Checkpoint | None = None
+    """The checkpoint, where the caller has it open in this process; otherwise each worker opens `model_path`."""
 
 
 @dataclass(frozen=True)

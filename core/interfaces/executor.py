@@ -35,12 +35,17 @@ class Executor(Protocol):
     uses the id it sampled itself. False: such a request waits for its result."""
 
     def start(self) -> None:
-        """Build workers and models; afterwards `kv_layout` and `page_budget` are known. Slow."""
+        """Build workers and models; afterwards `kv_layout` and `lookahead` are known. Slow."""
         ...
 
     @property
     def kv_layout(self) -> KVCacheLayout:
         """Groups and page size, over the model's and the proposer's layers."""
+        ...
+
+    @property
+    def lookahead(self) -> int:
+        """KV slots the proposer writes behind a request's last token."""
         ...
 
     def allocate_kv(self, num_blocks: int) -> None:

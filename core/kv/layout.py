@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from headrace.core.errors import ConfigError
 from headrace.core.interfaces.kv_cache import KVCacheGroup, KVCacheLayout, KVCacheSpec
 
-__all__ = ["layout_for"]
+__all__ = ["blocks_needed", "group_need", "layout_for"]
 
 
 def layout_for(
@@ -34,3 +34,21 @@ def layout_for(
     groups.sort(key=lambda group: group.window is not None)  # full groups first: they bound a prefix hit
     sizes = [max(page_bytes[g.layers[s]] for g in groups if s < len(g.layers)) for s in range(slots)]
     return KVCacheLayout(block_size, tuple(groups), slots, sum(sizes))
+
+
+def group_need(group: KVCacheGroup, num_tokens: int, block_size: int, max_in_flight: int) -> int:
+    """Most blocks that a lone request of `num_tokens` tokens ever holds at once in one group.
+
+    max_in_flight: its tokens that plans in flight may hold.
+    """
+    need = -(-num_tokens // block_size)
+    if group.window is None:
+        return need
+    # What is in flight lies behind what the window shows; both ends may cut a block.
+    visible = group.window - 1 + max_in_flight
+    return min(need, -(-visible // block_size) + 1)
+
+
+def blocks_needed(layout: KVCacheLayout, num_tokens: int, max_in_flight: int) -> int:
+    """The same over all groups."""
+    return sum(group_need(group, num_tokens, layout.block_size, max_in_flight) for group in layout.groups)

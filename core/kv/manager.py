@@ -9,6 +9,7 @@ from headrace.core.interfaces.build import KVCacheBuild
 from headrace.core.interfaces.kv_cache import KVCacheGroup, PrefixHit
 from headrace.core.kv.block_pool import NULL_BLOCK, BlockPool
 from headrace.core.kv.hashing import block_hash
+from headrace.core.kv.layout import blocks_needed, group_need
 from headrace.core.request import Request
 
 __all__ = ["PagedKVCacheManager"]
@@ -26,6 +27,7 @@ class PagedKVCacheManager:
     """
 
     def __init__(self, build: KVCacheBuild) -> None:
+        self._layout = build.layout
         self._groups: Sequence[KVCacheGroup] = build.layout.groups
         self._block_size = build.layout.block_size
         self._caching = build.prefix_caching
@@ -130,22 +132,15 @@ class PagedKVCacheManager:
 
     def blocks_needed(self, num_tokens: int) -> int:
         """Most blocks a lone request of `num_tokens` tokens ever holds at once, over all groups."""
-        return sum(self._group_need(group, num_tokens) for group in self._groups)
-
-    def _group_need(self, group: KVCacheGroup, num_tokens: int) -> int:
-        need = -(-num_tokens // self._block_size)
-        if group.window is None:
-            return need
-        # What may be in flight lies before what the window shows; both ends may cut a block.
-        visible = group.window - 1 + self._max_in_flight
-        return min(need, -(-visible // self._block_size) + 1)
+        return blocks_needed(self._layout, num_tokens, self._max_in_flight)
 
     def shortfall(self, request: Request, num_tokens: int) -> int:
         """Blocks `request` still lacks to reach `num_tokens` tokens."""
         lacking = 0
         for index, group in enumerate(self._groups):
             held = len(request.block_ids[index]) - request.num_released[index] if request.block_ids else 0
-            lacking += max(0, self._group_need(group, num_tokens) - held)
+            need = group_need(group, num_tokens, self._block_size, self._max_in_flight)
+            lacking += max(0, need - held)
         return lacking
 
     def allocate(

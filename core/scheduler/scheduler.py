@@ -12,6 +12,7 @@ for theirs, so that a long prompt is not begun, evicted and begun again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -269,6 +270,7 @@ class UnifiedScheduler:
         request.wait_reason = None
         self._num_admissions += 1
         request.admission = self._num_admissions
+        request.scheduled_time = request.scheduled_time or time.time()
         if hit is not None:
             request.num_computed = hit.length
             if not request.was_preempted:
@@ -394,6 +396,7 @@ class UnifiedScheduler:
         else:
             output = None
         if output is not None:
+            output.scheduled_time = request.scheduled_time
             output.new_token_ids = new_ids
             output.stash = outcome.stash
         if current and request.on_worker and not request.num_in_flight:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from headrace.core.errors import CheckpointError
+from headrace.core.interfaces import CheckpointTensor
 from headrace.models.gguf.dequantize import decode_blocks
 from headrace.models.gguf.names import architecture_of, model_config, tensor_name
 from headrace.models.gguf.reader import MAGIC, ArrayValue, Header, TensorInfo, read_header
@@ -90,7 +91,7 @@ class GGUFCheckpoint:
         self.generation_config: Mapping[str, Any] = _generation_config(metadata)
         template = metadata.get("tokenizer.chat_template")
         self.chat_template: str | None = template if isinstance(template, str) else None
-        self.tensors: Mapping[str, GGUFTensor] = {
+        self.tensors: Mapping[str, CheckpointTensor] = {
             tensor.name: tensor for tensor in (self._tensor(info) for info in self._header.tensors)
         }
 
@@ -181,6 +182,6 @@ def _generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
         found["bos_token_id"] = metadata["tokenizer.ggml.bos_token_id"]
     for ours, theirs, kind in _SAMPLING:
         value = metadata.get(f"general.sampling.{theirs}")
-        if type(value) in (int, float):
+        if isinstance(value, int | float) and not isinstance(value, bool):
             found[ours] = kind(value)
     return found

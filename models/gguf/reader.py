@@ -200,7 +200,7 @@ class _HeaderReader:
         try:
             for _ in range(count):
                 at += unpack(data, at)[0] + 8
-        except struct.error:
+        except (struct.error, OverflowError):
             at = size + 1
         if at > size:
             raise self.error(

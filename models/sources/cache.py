@@ -28,17 +28,17 @@ def cache_folder() -> Path:
     return (Path(shared) if shared else Path.home() / ".cache") / "headrace"
 
 
-def fetch_once(target: Path, fetch: Callable[[Path], Path], *, what: str, size: int = 0) -> Path:
+def fetch_once(target: Path, fetch: Callable[[Path], Path], *, what: str) -> Path:
     """Return `target`, calling `fetch` if it is not there yet.
 
     fetch: is given an empty folder on the target's file system, to do all its writing in, and returns the finished
     file there, which is then moved to `target` in one step. Processes that ask at the same time wait for the first.
-    what: names the model in errors. size: bytes it will take, for errors; 0: unknown.
+    what: names the model in errors.
     Raises `CheckpointError` where the folder cannot be written or is full, and what `fetch` raises.
     """
     if target.is_file():
         return target
-    with _explained(target.parent, what, size):
+    with _explained(target.parent, what):
         target.parent.mkdir(parents=True, exist_ok=True)
         # The system lets go of the lock when its holder dies, whatever it dies of.
         with FileLock(target.parent / ".lock"):
@@ -55,15 +55,14 @@ def fetch_once(target: Path, fetch: Callable[[Path], Path], *, what: str, size: 
 
 
 @contextmanager
-def _explained(folder: Path, what: str, size: int) -> Iterator[None]:
+def _explained(folder: Path, what: str) -> Iterator[None]:
     """Turn the system's errors into ones that say what to do."""
     advice = "set HEADRACE_CACHE to a folder that can be written and has room"
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            needed = f"; it takes {size:,} bytes, and as much again while it is fetched" if size else ""
-            raise CheckpointError(f"no room left in {folder} for {what}{needed}: free some, or {advice}") from error
+            raise CheckpointError(f"no room left in {folder} for {what}: free some, or {advice}") from error
         raise CheckpointError(
             f"the cache folder {folder} cannot be used for {what}: {error.strerror or error}; {advice}"
         ) from error

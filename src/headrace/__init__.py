@@ -1,1 +1,50 @@
-"""Headrace."""
+"""Headrace: an LLM inference engine in which every part is a plugin.
+
+    from headrace import LLM, SamplingParams
+
+Names resolve when they are first used, so that `import headrace` is quick and imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from headrace.core.plugin.hookspecs import API_VERSION, hookimpl
+
+if TYPE_CHECKING:
+    from headrace.core.config import EngineConfig
+    from headrace.core.sampling_params import SamplingParams
+    from headrace.llm import LLM
+    from headrace.outputs import CompletionOutput, RequestOutput
+
+__version__ = version("headrace")
+
+__all__ = [
+    "API_VERSION",
+    "LLM",
+    "CompletionOutput",
+    "EngineConfig",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+    "hookimpl",
+]
+
+_HOMES = {
+    "LLM": "headrace.llm",
+    "SamplingParams": "headrace.core.sampling_params",
+    "EngineConfig": "headrace.core.config",
+    "RequestOutput": "headrace.outputs",
+    "CompletionOutput": "headrace.outputs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}; there are: {', '.join(__all__)}"
+        )
+    return getattr(importlib.import_module(home), name)

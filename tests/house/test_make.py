@@ -25,7 +25,7 @@ def test_help_lists_every_target(root):
 
 
 def test_setup_is_a_no_op_when_nothing_changed(root):
-    python = sys.base_prefix + "/bin/python3"
+    python = f"{sys.base_prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
     if subprocess.run([python, str(root / "tools" / "setup.py"), "--check"]).returncode != 0:
         pytest.skip(".venv was not made by `make setup` from what is here now")
     start = time.monotonic()

@@ -10,8 +10,17 @@ import torch
 import torch.nn.functional as F
 import transformers
 
+from headrace.backends.torch_reference.ops import TorchOps
 from headrace.core.errors import CheckpointError
-from headrace.core.interfaces import AttentionLayer, AttentionSpec, Model, ModelBuild, ModelDefinition, Parallel
+from headrace.core.interfaces import (
+    AttentionLayer,
+    AttentionSpec,
+    Model,
+    ModelBuild,
+    ModelDefinition,
+    OpSet,
+    Parallel,
+)
 from headrace.models.llama import LlamaDefinition
 
 LLAMA3_ROPE = {
@@ -98,7 +107,9 @@ class DenseBuild:
         *,
         max_model_len: int = 256,
         parallel: Parallel | None = None,
+        ops: OpSet | None = None,
     ) -> None:
+        self.ops = ops
         self.config = config
         self.dtype = torch.float32
         self.max_model_len = max_model_len
@@ -107,15 +118,23 @@ class DenseBuild:
         self.layers: list[AttentionLayer] = []
 
     def op(self, name: str) -> Any:
-        return OPS[name]
+        if self.ops is None:
+            return OPS[name]
+        op = self.ops.get(name)
+        assert op is not None
+        return op.fn
 
-    def linear(self, *names: str, in_features: int, out_features: tuple[int, ...], bias: bool = False) -> DenseLinear:
+    def linear(
+        self, *names: str, in_features: int, out_features: tuple[int, ...], bias: bool = False
+    ) -> DenseLinear:
         sizes = list(zip(names, out_features, strict=True))
         weight = torch.cat([self.weights.take(f"{n}.weight", (size, in_features)) for n, size in sizes])
         biases = torch.cat([self.weights.take(f"{n}.bias", (size,)) for n, size in sizes]) if bias else None
         return DenseLinear(weight, biases)
 
-    def lm_head(self, name: str, embedding: torch.Tensor | None, vocab_size: int, hidden_size: int) -> DenseLinear:
+    def lm_head(
+        self, name: str, embedding: torch.Tensor | None, vocab_size: int, hidden_size: int
+    ) -> DenseLinear:
         if embedding is None:
             embedding = self.weights.take(f"{name}.weight", (vocab_size, hidden_size))
         return DenseLinear(embedding, None)
@@ -213,6 +232,15 @@ def test_logits_equal_transformers(variant: str) -> None:
 
 
 @torch.inference_mode()
+def test_the_reference_op_set_serves_it() -> None:
+    reference, config, tensors = oracle()
+    model = LlamaDefinition().build(DenseBuild(config, tensors, ops=TorchOps()))
+    ids = list(range(0, 131, 3))
+    expected = reference(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(run(model, ids, [20, 23, 1]), expected, atol=1e-4, rtol=0)
+
+
+@torch.inference_mode()
 def test_taps_are_the_hidden_states_between_layers() -> None:
     reference, config, tensors = oracle()
     model = LlamaDefinition().build(DenseBuild(config, tensors))
@@ -285,7 +313,13 @@ def test_check_names_field_and_value(changes: dict[str, Any], words: list[str]) 
 
 
 def test_a_missing_field_is_named() -> None:
-    for field in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
+    for field in (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "vocab_size",
+    ):
         with pytest.raises(CheckpointError, match=field):
             LlamaDefinition().check({key: value for key, value in SIZES.items() if key != field})
 

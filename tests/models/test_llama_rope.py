@@ -48,7 +48,7 @@ def test_a_missing_field_of_a_kind_is_named(missing: str) -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="high_freq_factor .* must be above low_freq_factor"):
+    with pytest.raises(CheckpointError, match=r"high_freq_factor .* must be above low_freq_factor"):
         read_rope({"rope_scaling": {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}})
     with pytest.raises(CheckpointError, match=r"partial_rotary_factor.*0\.5"):
         read_rope({"partial_rotary_factor": 0.5})

@@ -143,7 +143,7 @@ class OutputProcessor:
     def _note(self, tracked: _Tracked, index: int, engine_output: EngineOutput) -> None:
         """Take over times and counts."""
         metrics = tracked.output.metrics
-        scheduled = engine_output.events.get("scheduled")
+        scheduled = engine_output.scheduled_time
         if scheduled is not None:
             metrics.first_scheduled_time = min(scheduled, metrics.first_scheduled_time or scheduled)
         if engine_output.new_token_ids and metrics.first_token_time is None:

@@ -98,6 +98,7 @@ class FakeExecutor:
         self.max_in_flight = max_in_flight
         self.runs_ahead = runs_ahead
         self.kv_layout = layout
+        self.lookahead = 0
         self.plans: list[StepPlan] = []
         """Every plan submitted, oldest first."""
         self.num_verified_drafts = 0
@@ -237,7 +238,7 @@ class FakeExecutor:
             self._write(state, tokens, start, end)
             self._read(name, state, tokens, end)
         if self._lose is not None and self._lose(name, step):
-            state.num_computed = end // 2
+            state.num_computed = min(end // 2, confirmed - 1)
             return RequestResult(num_computed=state.num_computed)
         accepted: list[int] = []
         if end >= confirmed:

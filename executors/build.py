@@ -1,0 +1,97 @@
+"""Builds a model: weights, ops and attention layers meet here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from headrace.core.errors import CheckpointError
+from headrace.core.interfaces import AttentionLayer, AttentionSpec, Linear, LinearFormat, Parallel
+from headrace.executors.selection import Ops
+from headrace.models.weights import CheckpointWeights
+
+__all__ = ["Builder"]
+
+
+class BoundLinear:
+    """A product with its prepared weights."""
+
+    def __init__(self, kind: LinearFormat, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._apply = kind.apply
+        self._prepared = kind.prepare(weight, bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, in] -> [N, out]."""
+        return self._apply(x, self._prepared)
+
+
+class Builder:
+    """Implements `ModelBuild`, and keeps the attention layers the model declares."""
+
+    def __init__(
+        self,
+        *,
+        config: Mapping[str, Any],
+        weights: CheckpointWeights,
+        ops: Ops,
+        device: str,
+        max_model_len: int,
+        block_size: int,
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.dtype = weights.dtype
+        self.device = device
+        self.max_model_len = max_model_len
+        self.parallel = Parallel()
+        self.layers: dict[str, tuple[AttentionLayer, AttentionSpec]] = {}
+        """Declared attention layers by name."""
+        self._ops = ops
+        self._block_size = block_size
+
+    def op(self, name: str) -> Callable[..., Any]:
+        """Return an op of the op set in use."""
+        return self._ops.get(name)
+
+    def linear(
+        self, *names: str, in_features: int, out_features: tuple[int, ...], bias: bool = False
+    ) -> Linear:
+        """Build a product from the named weights, stacked over outputs."""
+        weights, biases = [], []
+        for name, out in zip(names, out_features, strict=True):
+            weights.append(self.weights.take(f"{name}.weight", (out, in_features)))
+            if bias:
+                biases.append(self.weights.take(f"{name}.bias", (out,)))
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        return BoundLinear(self._ops.linear("dense"), weight, torch.cat(biases) if biases else None)
+
+    def lm_head(self, name: str, embedding: torch.Tensor | None, vocab_size: int, hidden_size: int) -> Linear:
+        """Build the output projection."""
+        if embedding is None:
+            embedding = self.weights.take(f"{name}.weight", (vocab_size, hidden_size))
+        return BoundLinear(self._ops.linear("dense"), embedding)
+
+    def attention(self, name: str, spec: AttentionSpec, *, scale: float) -> AttentionLayer:
+        """Declare an attention layer."""
+        if name in self.layers:
+            raise CheckpointError(f"the model declares the attention layer {name!r} twice")
+        layer = AttentionLayer(
+            name=name,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            scale=scale,
+            window=spec.window,
+            soft_cap=spec.soft_cap,
+        )
+        self.layers[name] = (layer, spec)
+        return layer
+
+    def attention_spec(self, **changes: Any) -> AttentionSpec:
+        """Return a spec with dtype, KV dtype and block size filled in."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        known: dict[str, Any] = {"dtype": dtype, "kv_dtype": dtype, "block_size": self._block_size}
+        return AttentionSpec(**(known | changes))

@@ -1,0 +1,114 @@
+"""From a checkpoint to a model that can run: definition, ops, weights, attention backend."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headrace.core.interfaces import (
+    AttentionBackend,
+    AttentionLayer,
+    AttentionSpec,
+    KVCacheLayout,
+    KVCacheSpec,
+    Model,
+    Proposer,
+)
+from headrace.core.interfaces.build import ExecutorBuild
+from headrace.core.kv.layout import layout_for
+from headrace.executors.build import Builder
+from headrace.executors.selection import Ops, choose_attention, torch_dtype
+from headrace.models.opening import model_definition, open_checkpoint
+from headrace.models.weights import CheckpointWeights
+
+__all__ = ["LoadedModel", "kv_layout", "load_model"]
+
+
+@dataclass
+class LoadedModel:
+    """A model with its attention backend, before it has KV memory."""
+
+    model: Model
+    config: Mapping[str, Any]
+    backend: AttentionBackend
+    layers: Mapping[str, tuple[AttentionLayer, AttentionSpec]]
+    device: str
+    report: dict[str, Any]
+    """Facts for the start-up report."""
+
+
+def load_model(build: ExecutorBuild, device: str) -> LoadedModel:
+    """Open, check, build and load the model. Raises `CheckpointError` or `ConfigError`."""
+    started = time.perf_counter()
+    checkpoint = build.checkpoint or open_checkpoint(build.model_path, build.registry)
+    definition = model_definition(checkpoint.config, build.registry)
+    ops = Ops(build.registry, device, build.dtype)
+    weights = CheckpointWeights(checkpoint, torch_dtype(build.dtype))
+    builder = Builder(
+        config=checkpoint.config,
+        weights=weights,
+        ops=ops,
+        device=device,
+        max_model_len=build.max_model_len,
+        block_size=build.config.cache.block_size,
+    )
+    with torch.inference_mode():
+        model = definition.build(builder)
+    weights.check_all_taken()
+    specs = list(dict.fromkeys(spec for _, spec in builder.layers.values()))
+    backend, refused = choose_attention(build.registry, build.config.attention.backend, specs, device)
+    report = {
+        "architecture": checkpoint.config["architectures"][0],
+        "parameters": sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values()),
+        "weights_bytes": weights.bytes,
+        "dtype": build.dtype,
+        "device": device,
+        "attention_backend": backend.name,
+        "attention_refused": refused,
+        "op_sets": ops.names,
+        "op_sets_refused": ops.refused,
+        "row_invariant": backend.row_invariant and ops.row_invariant,
+        "fingerprint": _fingerprint(build, backend, ops),
+        "load_seconds": time.perf_counter() - started,
+    }
+    return LoadedModel(model, checkpoint.config, backend, builder.layers, device, report)
+
+
+def _fingerprint(build: ExecutorBuild, backend: AttentionBackend, ops: Ops) -> str:
+    """Name everything that decides the last bit of a logit, in 12 hexadecimal digits."""
+    facts = (
+        torch.__version__,
+        torch.backends.cpu.get_cpu_capability(),
+        backend.name,
+        sorted(set(ops.used)),
+        build.dtype,
+        build.config.cache.block_size,
+        build.config.parallel.tensor_parallel_size,
+    )
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+
+
+def kv_layout(loaded: LoadedModel, proposer: Proposer | None, block_size: int) -> KVCacheLayout:
+    """Lay out the pages that the model's layers and the proposer's share."""
+    specs: dict[str, KVCacheSpec] = {}
+    page_bytes: dict[str, int] = {}
+    for name, (_, spec) in loaded.layers.items():
+        page_bytes[name] = loaded.backend.layout(spec).page_bytes
+        specs[name] = KVCacheSpec(
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            dtype=spec.kv_dtype,
+            bytes_per_token=page_bytes[name] // block_size,
+            window=spec.window,
+        )
+    if proposer is not None:
+        for name, own in proposer.kv_specs().items():
+            specs[name] = own
+            page_bytes[name] = own.bytes_per_token * block_size
+    return layout_for(specs, page_bytes, block_size)

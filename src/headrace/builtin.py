@@ -1,0 +1,21 @@
+"""The built-in plugins, by the name of their module: nothing here is imported until an engine starts."""
+
+from __future__ import annotations
+
+__all__ = ["BUILTIN", "ESSENTIAL"]
+
+BUILTIN = (
+    "headrace.core.builtin",
+    "headrace.backends.torch_reference.plugin",
+    "headrace.models.plugin",
+    "headrace.executors.plugin",
+    "headrace.plugins.text_input",
+    "headrace.plugins.penalties",
+    "headrace.plugins.logit_bias",
+    "headrace.plugins.min_tokens",
+    "headrace.plugins.engine_metrics",
+)
+"""In the order of loading, which is the order in which `attention_backend: auto` tries them."""
+
+ESSENTIAL = frozenset({"core", "torch_reference", "models", "executors", "text_input"})
+"""Names of the plugins that cannot be switched off; all others can."""

@@ -1,0 +1,269 @@
+"""`LLM`: an engine in your own process, for scripts and notebooks."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tqdm import tqdm
+
+from headrace.assembly import Engine, build_engine
+from headrace.chat_template import ChatTemplate, Source
+from headrace.client import InProcessClient
+from headrace.configuration import start_configuration
+from headrace.core.errors import EngineError, RequestError
+from headrace.core.sampling_params import SamplingParams
+from headrace.frontend import FrontEnd, Prepared
+from headrace.outputs import CompletionDelta, RequestOutput
+from headrace.progress import download_progress
+from headrace.report import StartupReport
+
+__all__ = ["LLM"]
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """Loads a model and answers.
+
+        llm = LLM("smollm2")
+        outputs = llm.chat([{"role": "user", "content": "What is the capital of France?"}])
+        print(outputs[0].outputs[0].text)
+
+    Parameters
+    ----------
+    model: an alias (`headrace models`), a path, or `source:reference`; may stand in the configuration file instead.
+    config: path of a YAML file.
+    chat_template: replaces the model's own.
+    **options: any option by its flat name (`max_num_seqs=8`), a section as a dict, `plugins=[object]`, or a part
+        itself (`attention_backend=MyBackend`). `headrace config show` lists them all.
+
+    Raises `ConfigError`, `CheckpointError` or `PluginLoadError` before any compute. Everything it holds is freed when
+    the last reference goes, or by `shutdown`.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: str | Path | None = None,
+        chat_template: Source | None = None,
+        **options: Any,
+    ) -> None:
+        started = start_configuration(model, file=config, keywords=options)
+        with download_progress() as progress:
+            self._engine: Engine | None = build_engine(started, progress)
+        self._front = FrontEnd(self._engine)
+        self._client = InProcessClient(self._engine)
+        self._template = _chat_template(self._engine, chat_template)
+        if started.config.show_report:
+            sys.stderr.write(f"{self._engine.report}\n")
+
+    @property
+    def engine(self) -> Engine:
+        """The parts. Raises `EngineError` after `shutdown`."""
+        if self._engine is None:
+            raise EngineError("this LLM was shut down")
+        return self._engine
+
+    @property
+    def report(self) -> StartupReport:
+        """What was started: model, memory, backend, options."""
+        return self.engine.report
+
+    # Answers -----------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue prompts; text goes to the model as it is.
+
+        prompts: a text, a list of token ids, `{"prompt": …}` or `{"prompt_token_ids": …}`, or a list of those.
+        sampling_params: for all, or one a prompt.
+        priority: with the policy `priority`: one number a prompt, smaller is more urgent.
+
+        Returns one output a prompt, in their order. Raises `RequestError` (a `ValueError`) before any compute if one
+        prompt or parameter is wrong.
+        """
+        return self._run(_as_list(prompts), sampling_params, priority, use_tqdm, is_chat=False)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many, through the model's chat template; always a list.
+
+        template_options: `add_generation_prompt`, `continue_final_message`, `tools`, or variables of the template.
+        Without parameters an answer may be as long as the context allows.
+        """
+        texts = [
+            self._template.render(conversation, **template_options)
+            for conversation in _conversations(messages)
+        ]
+        return self._run(texts, _chat_params(sampling_params), None, use_tqdm, is_chat=True)
+
+    def stream(self, prompt: Any, sampling_params: SamplingParams | None = None) -> Iterator[CompletionDelta]:
+        """Continue one prompt and yield what is new as it comes; closing the iterator ends the request."""
+        return self._stream(prompt, sampling_params or SamplingParams(), is_chat=False)
+
+    def stream_chat(
+        self, messages: Messages, sampling_params: SamplingParams | None = None, **template_options: Any
+    ) -> Iterator[CompletionDelta]:
+        """Answer one conversation and yield what is new as it comes; closing the iterator ends the request."""
+        text = self._template.render(messages, **template_options)
+        return self._stream(text, sampling_params or SamplingParams(max_tokens=None), is_chat=True)
+
+    def _stream(self, prompt: Any, params: SamplingParams, *, is_chat: bool) -> Iterator[CompletionDelta]:
+        client = self._open()
+        request = self._front.prepare(prompt, params, is_chat=is_chat)
+        client.submit(request)
+        try:
+            while client.num_unfinished:
+                for update in client.step():
+                    yield from update.deltas
+        finally:
+            client.abort([request.front.request_id])
+
+    def _run(
+        self,
+        prompts: list[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
+        use_tqdm: bool,
+        *,
+        is_chat: bool,
+    ) -> list[RequestOutput]:
+        client = self._open()
+        params = _one_each(sampling_params, len(prompts), "sampling_params") or [SamplingParams()] * len(
+            prompts
+        )
+        urgency = _one_each(priority, len(prompts), "priority") or [0] * len(prompts)
+        prepared: list[Prepared] = []
+        for index, prompt in enumerate(prompts):
+            try:
+                prepared.append(
+                    self._front.prepare(prompt, params[index], is_chat=is_chat, priority=urgency[index])
+                )
+            except RequestError as error:
+                if len(prompts) == 1:
+                    raise
+                raise RequestError(f"prompt {index} of {len(prompts)}: {error}", param=error.param) from error
+        return _drive(client, prepared, use_tqdm)
+
+    def _open(self) -> InProcessClient:
+        _ = self.engine
+        return self._client
+
+    # The rest ----------------------------------------------------------------------------------------
+
+    def metrics(self) -> dict[str, float]:
+        """Gauges and counters by Prometheus name, without prefix."""
+        return dict(self.engine.core.metrics())
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached block; False, and nothing changed, while requests hold blocks."""
+        return self.engine.core.scheduler.reset_prefix_cache()
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text, as `generate` would."""
+        return self._front.prepare(text, SamplingParams(max_tokens=1)).front.prompt_token_ids
+
+    def shutdown(self) -> None:
+        """Free model and memory; may be called twice."""
+        if self._engine is not None:
+            self._engine.core.shutdown()
+            self._engine = None
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+
+def _drive(client: InProcessClient, prepared: list[Prepared], use_tqdm: bool) -> list[RequestOutput]:
+    """Run requests to their ends, in the order given; Ctrl-C ends them all and leaves the engine usable."""
+    names = [request.front.request_id for request in prepared]
+    outputs: dict[str, RequestOutput] = {}
+    tokens, begun = 0, time.perf_counter()
+    try:
+        for request in prepared:
+            client.submit(request)
+        with tqdm(total=len(prepared), desc="prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
+            while client.num_unfinished:
+                for update in client.step():
+                    tokens += sum(len(delta.token_ids) for delta in update.deltas)
+                    if update.output.finished:
+                        outputs[update.output.request_id] = update.output
+                        bar.set_postfix_str(
+                            f"{tokens / (time.perf_counter() - begun):.1f} tok/s", refresh=False
+                        )
+                        bar.update()
+    finally:
+        client.abort(names)
+    return [outputs[name] for name in names]
+
+
+def _as_list(prompts: Any) -> list[Any]:
+    """Return the prompts one by one: a text, a mapping or a list of ids is one."""
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, (bytes, bytearray)):
+        raise RequestError(
+            f"prompts must be a text, a list of token ids, a mapping, or a list of those, got {type(prompts).__name__}",
+            param="prompt",
+        )
+    if prompts and not any(isinstance(item, (str, Mapping, Sequence)) for item in prompts):
+        return [prompts]
+    return list(prompts)
+
+
+def _conversations(messages: Any) -> list[Messages]:
+    if isinstance(messages, Sequence) and messages and isinstance(messages[0], (list, tuple)):
+        return list(messages)
+    return [messages]
+
+
+def _chat_params(
+    params: SamplingParams | Sequence[SamplingParams] | None,
+) -> SamplingParams | Sequence[SamplingParams]:
+    return SamplingParams(max_tokens=None) if params is None else params
+
+
+def _one_each(value: Any, count: int, name: str) -> list[Any] | None:
+    """Return a list with one item a prompt, or None where nothing was given."""
+    if value is None:
+        return None
+    if isinstance(value, Sequence):
+        if len(value) != count:
+            raise RequestError(
+                f"{name} has {len(value)} entries for {count} prompts; give one for all, or one each"
+            )
+        return list(value)
+    return [value] * count
+
+
+def _chat_template(engine: Engine, given: Source | None) -> ChatTemplate:
+    tokenizer = engine.tokenizer
+    eos = tokenizer.eos_token_ids[:1] if tokenizer else ()
+    bos = tokenizer.bos_token_id if tokenizer else None
+    return ChatTemplate(
+        given if given is not None else engine.chat_template,
+        bos_token=None if tokenizer is None or bos is None else tokenizer.token_bytes(bos).decode(),
+        eos_token=None if tokenizer is None or not eos else tokenizer.token_bytes(eos[0]).decode(),
+    )

@@ -1,0 +1,245 @@
+"""The conformance suite of op sets: subclass it, say how to make yours, run pytest.
+
+    class TestMine(OpSetSuite):
+        def make(self):
+            return MyOps()
+
+Ops that the set lacks are skipped: an engine takes them from the reference set.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+from unittest import SkipTest
+
+import torch
+
+from headrace.core.interfaces import Op, OpSet
+from headrace.testing.compare import ROWS, check_close
+from headrace.testing.invariance import prove_rows_invariant
+from headrace.testing.reference import REFERENCE_OPS
+
+__all__ = ["OpSetSuite"]
+
+ARGUMENTS = {"embedding": 2, "rms_norm": 3, "add_rms_norm": 4, "rotary": 4, "silu_mul": 1}
+"""How many arguments each built-in op is called with."""
+
+TOLERANCES = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 2e-2}
+"""By dtype: |got - right| ≤ tolerance · (1 + |right|), element by element."""
+
+EPS = 1e-5
+
+
+class OpSetSuite:
+    """Proves an op set against float64, op by op, and the row-invariance of each op that claims it.
+
+    Override `make`; `device` and `dtypes` where the set is not for float32 and bfloat16 on a CPU.
+    """
+
+    device = "cpu"
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")
+    rows: tuple[int, ...] = (1, 2, 7, 16, 33)
+    """Numbers of rows the ops are compared on."""
+    widths: tuple[int, ...] = (576, 64, 100)
+    """Numbers of columns."""
+
+    def make(self) -> OpSet:
+        """Return the op set to test, new for each test."""
+        raise NotImplementedError(f"{type(self).__name__} must define make(self) and return an op set")
+
+    def test_declarations(self) -> None:
+        """Names agree, functions take the arguments the table says, unknown names give None."""
+        ops = self.make()
+        _check(isinstance(ops.name, str) and bool(ops.name), "name must be a text")
+        _check(ops.get("no-such-op") is None, "get of an unknown name must return None")
+        _check(ops.linear("no-such-format") is None, "linear of an unknown format must return None")
+        for device, dtype in ((self.device, "no-such-dtype"), ("no-such-device", self.dtypes[0])):
+            reasons = ops.why_not(device, dtype)
+            words = isinstance(reasons, list) and bool(reasons) and all(isinstance(r, str) for r in reasons)
+            _check(words, f"why_not({device!r}, {dtype!r}) must return reasons, got {reasons!r}")
+        for name, count in ARGUMENTS.items():
+            op = ops.get(name)
+            if op is not None:
+                _check(op.name == name, f"get({name!r}) returned an op called {op.name!r}")
+                _check(isinstance(op.row_invariant, bool), f"{name}: row_invariant must be a bool")
+                _check(_accepts(op.fn, count), f"{name} must take {count} positional arguments")
+
+    def test_embedding(self) -> None:
+        """Rows of a table, copied exactly."""
+        self._compare("embedding", self._embedding_inputs, self.widths, tolerance=0.0)
+
+    def test_rms_norm(self) -> None:
+        """Over [N, C]."""
+        self._compare("rms_norm", self._norm_inputs, self.widths)
+
+    def test_rms_norm_by_head(self) -> None:
+        """Over the last axis of [N, H, C], as query and key norms have it."""
+        self._compare("rms_norm", self._head_norm_inputs, (64, 128))
+
+    def test_add_rms_norm(self) -> None:
+        """The norm of a sum, and the sum."""
+        self._compare("add_rms_norm", self._add_norm_inputs, self.widths)
+
+    def test_rotary(self) -> None:
+        """Halves rotated, in place."""
+        self._compare("rotary", self._rotary_inputs, (64, 128, 32), in_place=(1, 2))
+
+    def test_silu_mul(self) -> None:
+        """Gated activation."""
+        self._compare("silu_mul", self._gate_inputs, self.widths)
+
+    def test_linear(self) -> None:
+        """`dense` weights, with and without a bias."""
+        format = self.make().linear("dense")
+        if format is None:
+            raise SkipTest("the op set has no linear format 'dense'")
+        for dtype in self._dtypes():
+            for rows in self.rows:
+                for width, outputs in zip(self.widths, (192, 40, 7), strict=False):
+                    for has_bias in (False, True):
+                        x, weight, bias = self._linear_inputs(dtype, rows, width, outputs)
+                        bias = bias if has_bias else None
+                        right = REFERENCE_OPS["linear"](x, weight, bias)
+                        got = format.apply(x, format.prepare(weight, bias))
+                        what = f"linear {dtype} [{rows}, {width}] -> {outputs}, bias {has_bias}"
+                        _check(got.dtype == x.dtype, f"{what}: dtype {got.dtype}")
+                        check_close(got, right, TOLERANCES[dtype], what)
+
+    def test_row_invariance(self) -> None:
+        """Bit by bit: rows of a batch as each alone, for every op that claims it."""
+        ops = self.make()
+        inputs: dict[str, Callable[[str, int, int], list[Any]]] = {
+            "embedding": self._embedding_inputs,
+            "rms_norm": self._norm_inputs,
+            "add_rms_norm": self._add_norm_inputs,
+            "rotary": self._rotary_inputs,
+            "silu_mul": self._gate_inputs,
+        }
+        claims = [op for name in inputs if (op := ops.get(name)) is not None and op.row_invariant]
+        format = ops.linear("dense")
+        if not claims and not (format and format.row_invariant):
+            raise SkipTest(f"no op of {ops.name} claims row_invariant")
+        for dtype in self._dtypes():
+            for op in claims:
+                for width in (64, 32) if op.name == "rotary" else self.widths:
+                    self._prove(op, inputs[op.name](dtype, max(ROWS), width), f"{op.name} {dtype} {width}")
+            if format is not None and format.row_invariant:
+                for width, outputs in ((576, 192), (100, 37)):
+                    x, weight, bias = self._linear_inputs(dtype, max(ROWS), width, outputs)
+                    held = format.prepare(weight, bias)
+                    prove_rows_invariant(
+                        lambda rows, x=x, held=held: (format.apply(x[rows].contiguous(), held),),
+                        f"linear {dtype} {width} -> {outputs}",
+                    )
+
+    def _prove(self, op: Op, inputs: list[Any], what: str) -> None:
+        def call(rows: slice) -> tuple[torch.Tensor, ...]:
+            given = [
+                value[rows].clone() if torch.is_tensor(value) and value.shape[0] == max(ROWS) else value
+                for value in inputs
+            ]
+            result = op.fn(*given)
+            return result if isinstance(result, tuple) else (result,)
+
+        prove_rows_invariant(call, what)
+
+    def _compare(
+        self,
+        name: str,
+        make_inputs: Callable[[str, int, int], list[Any]],
+        widths: tuple[int, ...],
+        *,
+        tolerance: float | None = None,
+        in_place: tuple[int, ...] = (),
+    ) -> None:
+        """Run an op on every dtype, row count and width, and compare results and what became of the inputs."""
+        op = self.make().get(name)
+        if op is None:
+            raise SkipTest(f"the op set has no {name}")
+        for dtype in self._dtypes():
+            for rows in self.rows:
+                for width in widths:
+                    inputs = make_inputs(dtype, rows, width)
+                    before = [value.clone() if torch.is_tensor(value) else value for value in inputs]
+                    right = REFERENCE_OPS[name](*before)
+                    got = op.fn(*inputs)
+                    what = f"{name} {dtype} [{rows}, {width}]"
+                    rights = right if isinstance(right, tuple) else (right,)
+                    gots = got if isinstance(got, tuple) else (got,)
+                    _check(len(gots) == len(rights), f"{what}: {len(gots)} results, right are {len(rights)}")
+                    for result, exact in zip(gots, rights, strict=True):
+                        _check(result.dtype == getattr(torch, dtype), f"{what}: dtype {result.dtype}")
+                        check_close(
+                            result, exact, TOLERANCES[dtype] if tolerance is None else tolerance, what
+                        )
+                    for i, value in enumerate(inputs):
+                        if torch.is_tensor(value) and i not in in_place:
+                            _check(torch.equal(value, before[i]), f"{what}: argument {i} was changed")
+                    for result, i in zip(gots, in_place, strict=False):
+                        same = torch.equal(inputs[i], result) and result.data_ptr() == inputs[i].data_ptr()
+                        _check(same, f"{what}: argument {i} must be changed in place and returned")
+
+    def _dtypes(self) -> list[str]:
+        ops = self.make()
+        refused = {dtype: ops.why_not(self.device, dtype) for dtype in self.dtypes}
+        served = [dtype for dtype, reasons in refused.items() if not reasons]
+        if not served:
+            raise SkipTest(f"{ops.name} refuses: {refused}")
+        return served
+
+    def _draw(self, dtype: str, *shape: int, scale: float = 1.0) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(sum(shape) * 31 + len(shape))
+        values = torch.randn(shape, generator=generator) * scale
+        return values.to(getattr(torch, dtype)).to(self.device)
+
+    def _integers(self, below: int, count: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(count)
+        return torch.randint(below, (count,), generator=generator).to(self.device)
+
+    def _embedding_inputs(self, dtype: str, rows: int, width: int) -> list[Any]:
+        return [self._integers(50, rows), self._draw(dtype, 50, width)]
+
+    def _norm_inputs(self, dtype: str, rows: int, width: int) -> list[Any]:
+        return [self._draw(dtype, rows, width, scale=3.0), self._draw(dtype, width), EPS]
+
+    def _head_norm_inputs(self, dtype: str, rows: int, width: int) -> list[Any]:
+        return [self._draw(dtype, rows, 5, width, scale=3.0), self._draw(dtype, width), EPS]
+
+    def _add_norm_inputs(self, dtype: str, rows: int, width: int) -> list[Any]:
+        x, weight, eps = self._norm_inputs(dtype, rows, width)
+        return [x, self._draw(dtype, rows, width).flip(0), weight, eps]
+
+    def _rotary_inputs(self, dtype: str, rows: int, width: int) -> list[Any]:
+        angles = torch.arange(64)[:, None] * 10000.0 ** (-torch.arange(width // 2) * 2 / width)
+        table = torch.cat([angles.cos(), angles.sin()], dim=1).to(self.device)
+        q, k = self._draw(dtype, rows, 6, width), self._draw(dtype, rows, 2, width)
+        return [self._integers(64, rows), q, k, table]
+
+    def _gate_inputs(self, dtype: str, rows: int, width: int) -> list[Any]:
+        return [self._draw(dtype, rows, 2 * width, scale=3.0)]
+
+    def _linear_inputs(
+        self, dtype: str, rows: int, width: int, outputs: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        weight = self._draw(dtype, outputs, width, scale=width**-0.5)
+        return self._draw(dtype, rows, width), weight, self._draw(dtype, outputs)
+
+
+def _accepts(fn: Callable[..., Any], count: int) -> bool:
+    """Whether `fn` can be called with `count` positional arguments; True where it does not say."""
+    try:
+        signature = inspect.signature(fn)
+    except ValueError:
+        return True
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
+
+
+def _check(holds: bool, what: str) -> None:
+    if not holds:
+        raise AssertionError(what)

@@ -1,0 +1,224 @@
+"""What tests share: the real weights, and an independent implementation to compare with."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from filelock import FileLock
+
+if TYPE_CHECKING:
+    import torch
+
+    from headrace.core.plugin.registry import Registry
+
+TIE_GAP = 1e-3
+"""Two logits closer than this are a tie: float32 sums in another order may choose either."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the reference library off the network and its worker threads out of forks."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session")
+def models_registry() -> Registry:
+    """A registry with what the models room brings, and nothing else."""
+    from headrace.core.plugin.registry import Registrar, Registry
+    from headrace.models import plugin
+
+    registry = Registry()
+    plugin.headrace_register(Registrar(registry, plugin.name), None)
+    return registry
+
+
+@pytest.fixture(scope="session")
+def smollm2_path(models_registry: Registry) -> Path:
+    """SmolLM2's GGUF file, fetched into the cache folder if it is not there. Mark tests with `weights`."""
+    from headrace.models.opening import resolve_model
+
+    return resolve_model("smollm2", models_registry)
+
+
+def write_tiny_gguf(
+    path: Path, keys: Mapping[str, Any] | None = None, tensors: Mapping[str, Any] | None = None, seed: int = 0
+) -> Path:
+    """Write a Llama of two small random layers: 4 query and 2 KV heads of size 16, 64 tokens, no vocabulary.
+
+    keys: metadata to change or add; None removes. Whole numbers become u32, lists are arrays.
+    tensors: GGUF name → float32 array to change or add, or (array, `gguf.GGMLQuantizationType`); None removes.
+    """
+    import gguf
+    import numpy as np
+
+    metadata: dict[str, Any] = {
+        "llama.block_count": 2,
+        "llama.context_length": 128,
+        "llama.embedding_length": 64,
+        "llama.feed_forward_length": 96,
+        "llama.attention.head_count": 4,
+        "llama.attention.head_count_kv": 2,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.freq_base": 10000.0,
+    }
+    metadata |= keys or {}
+    shapes = {"token_embd": (64, 64), "output_norm": (64,)}
+    for layer in range(2):
+        for name, shape in (
+            ("attn_norm", (64,)),
+            ("attn_q", (64, 64)),
+            ("attn_k", (32, 64)),
+            ("attn_v", (32, 64)),
+            ("attn_output", (64, 64)),
+            ("ffn_norm", (64,)),
+            ("ffn_gate", (96, 64)),
+            ("ffn_up", (96, 64)),
+            ("ffn_down", (64, 96)),
+        ):
+            shapes[f"blk.{layer}.{name}"] = shape
+    random = np.random.default_rng(seed)
+    values: dict[str, Any] = {
+        f"{name}.weight": random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()
+    }
+    values |= tensors or {}
+    writer = gguf.GGUFWriter(path, str(metadata.pop("general.architecture", "llama")))
+    for key, value in metadata.items():
+        add = {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+        }
+        if value is not None:
+            add.get(type(value), writer.add_array)(key, value)
+    for name, value in values.items():
+        if isinstance(value, tuple):
+            writer.add_tensor(name, gguf.quants.quantize(*value), raw_dtype=value[1])
+        elif value is not None:
+            writer.add_tensor(name, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf() -> Callable[..., Path]:
+    """The writer of tiny Llama files: `tiny_gguf(path, keys, tensors, seed=0)`."""
+    return write_tiny_gguf
+
+
+class Oracle:
+    """Hugging Face transformers on the same weights in float32. It takes ids: text is not its business."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def logits(self, ids: Sequence[int]) -> torch.Tensor:
+        """Return float32 [len(ids), V]."""
+        import torch
+
+        with torch.inference_mode():
+            return self._model(torch.tensor([list(ids)])).logits[0].float()
+
+    def greedy(self, ids: Sequence[int], n: int, eos: Collection[int] = ()) -> list[int]:
+        """Return the n most likely next ids, one by one; fewer where one of `eos` comes, which is the last."""
+        import torch
+
+        new: list[int] = []
+        step, past = torch.tensor([list(ids)]), None
+        with torch.inference_mode():
+            while len(new) < n and not (new and new[-1] in eos):
+                out = self._model(step, past_key_values=past, use_cache=True)
+                past = out.past_key_values
+                new.append(int(out.logits[0, -1].argmax()))
+                step = torch.tensor([new[-1:]])
+        return new
+
+    def tie_rule(self, prompt_ids: Sequence[int], got: Sequence[int], expected: Sequence[int]) -> int | None:
+        """Compare two greedy continuations; fail the test unless they are equal up to a tie.
+
+        Return None where they are equal, else the index of the tie: what follows it is not compared. At most one
+        of eight prompts may have a tie, which is for the caller to count.
+        """
+        for at, (one, other) in enumerate(zip(got, expected, strict=False)):
+            if one != other:
+                top = self.logits([*prompt_ids, *expected[:at]])[-1].topk(2)
+                gap = float(top.values[0] - top.values[1])
+                if gap < TIE_GAP and {one, other} == set(top.indices.tolist()):
+                    return at
+                pytest.fail(
+                    f"token {at} is {one}, expected {other}; the reference's top two are {top.indices.tolist()}, "
+                    f"{gap:.2e} apart (a tie is below {TIE_GAP}). Got {list(got)}, expected {list(expected)}"
+                )
+        if len(got) != len(expected):
+            pytest.fail(
+                f"{len(got)} tokens instead of {len(expected)}: {list(got)}, expected {list(expected)}"
+            )
+        return None
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep the reference library's own warnings and bars out of the tests: it is measured by, not tested."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        yield
+
+
+def converted_reference(gguf: Path, key: str) -> Path:
+    """Return a folder with the GGUF's weights as float32 safetensors, made once and kept in the cache folder."""
+    import torch
+    import transformers
+
+    from headrace.models.sources.cache import cache_folder
+
+    version = importlib.metadata.version("transformers")
+    target = cache_folder() / "tests" / "oracle" / f"{key[:16]}-transformers-{version}-float32"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{target}.lock"):
+        if not target.is_dir():
+            partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=target.parent))
+            try:
+                model = transformers.AutoModelForCausalLM.from_pretrained(
+                    gguf.parent,
+                    gguf_file=gguf.name,
+                    quantization_config=transformers.GgufConfig(dequantize=True),
+                    dtype=torch.float32,
+                )
+                model.save_pretrained(partial)
+                partial.rename(target)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+@pytest.fixture(scope="session")
+def oracle(smollm2_path: Path) -> Oracle:
+    """The reference for SmolLM2."""
+    import torch
+
+    from headrace.models.sources.aliases import ALIASES
+
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
+    with quiet_transformers():
+        import transformers
+
+        folder = converted_reference(smollm2_path, ALIASES["smollm2"].sha256)
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return Oracle(model.eval())

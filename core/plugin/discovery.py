@@ -54,7 +54,7 @@ def discover() -> list[Found]:
         dist = entry.dist
         distribution = dist.name if dist is not None else "unknown"
         version = dist.version if dist is not None else "unknown"
-        keywords = dist.metadata.get("Keywords", "") if dist is not None else ""
+        keywords = ",".join(dist.metadata.get_all("Keywords") or []) if dist is not None else ""
         major = entry.group.removeprefix(GROUP_PREFIX)
         key = (entry.name, distribution, "" if major == "1" else major)
         found[key] = Found(entry.name, entry, distribution, version, major, api_needs(keywords))

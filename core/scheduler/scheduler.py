@@ -66,7 +66,7 @@ class UnifiedScheduler:
 
     def finish(self, request_ids: Sequence[str], reason: FinishReason) -> list[EngineOutput]:
         """End requests from outside, in whatever state."""
-        found = [self._requests[name] for name in request_ids if name in self._requests]
+        found = [self._requests[name] for name in dict.fromkeys(request_ids) if name in self._requests]
         return [self._end(request, reason) for request in found]
 
     def _end(self, request: Request, reason: FinishReason, error: str | None = None) -> EngineOutput:
@@ -106,11 +106,12 @@ class UnifiedScheduler:
         step = Step(self._next_step, 0 if self._paused else self._build.max_num_batched_tokens)
         if step.budget:
             self._constraints.begin(step.plan)
-            self._unpark()
+            asked = self._unpark()
             self._queue.refresh()
             self._schedule_running(step)
             if step.admits:
                 self._admit(step)
+            self._park_again(asked)
         removed, self._removed = self._removed, []
         plan = step.finish(removed)
         if not plan.is_empty:
@@ -156,6 +157,7 @@ class UnifiedScheduler:
         if isinstance(answer, Wait):
             self._park(request, answer.reason)
             return 0
+        request.wait_reason = None
         return answer
 
     def _grant(self, request: Request, num_tokens: int, step: Step) -> list[list[int]] | None:
@@ -236,8 +238,11 @@ class UnifiedScheduler:
             if request.num_in_flight and not request.block_ids:
                 return  # preempted, and tokens of its are still under way: it goes first, once they are known
             if len(self._running) >= self._build.max_num_seqs:
-                self._make_way(request, step)
-                return
+                if request.wait_reason is None or self._limit_count(request, request.num_scheduled, 1):
+                    self._make_way(request, step)
+                if request.state is RequestState.WAITING:
+                    return
+                continue
             if not self._admit_one(request, step):
                 return
 
@@ -267,7 +272,6 @@ class UnifiedScheduler:
         self._queue.remove(request)
         self._running.append(request)
         request.state = RequestState.RUNNING
-        request.wait_reason = None
         self._num_admissions += 1
         request.admission = self._num_admissions
         request.scheduled_time = request.scheduled_time or time.time()
@@ -311,12 +315,19 @@ class UnifiedScheduler:
         request.wait_reason = reason
         self._parked.append(request)
 
-    def _unpark(self) -> None:
-        """Ask again: parked requests stand in the queue's order once more."""
+    def _unpark(self) -> list[Request]:
+        """Ask again: parked requests stand in the queue's order once more. Returns who they are."""
         parked, self._parked = self._parked, []
         for request in parked:
             request.state = RequestState.WAITING
             self._queue.push(request)
+        return parked
+
+    def _park_again(self, asked: list[Request]) -> None:
+        """Who was not reached in the queue waits on for the reason known."""
+        for request in asked:
+            if request.state is RequestState.WAITING and request.wait_reason is not None:
+                self._park(request, request.wait_reason)
 
     # Preemption --------------------------------------------------------------------------------------
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,10 @@ import torch
 from headrace.core.errors import CheckpointError
 from headrace.core.interfaces import CheckpointTensor
 from headrace.models.gguf.dequantize import decode_blocks
-from headrace.models.gguf.names import architecture_of, model_config, tensor_name
-from headrace.models.gguf.reader import MAGIC, ArrayValue, Header, TensorInfo, read_header
+from headrace.models.gguf.names import Architecture, architecture_of, model_config, tensor_name
+from headrace.models.gguf.reader import MAGIC, ArrayValue, TensorInfo, read_header
 
-__all__ = ["GGUFCheckpoint", "GGUFLoader", "GGUFTensor"]
+__all__ = ["GGUFCheckpoint", "GGUFLoader", "GGUFTensor", "TokenizerKeys"]
 
 _SAMPLING = (
     ("temperature", "temp", float),
@@ -79,25 +78,27 @@ class GGUFCheckpoint:
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path = path
         self._data: mmap.mmap | None = data
-        self._header: Header = read_header(path, data)
-        metadata = self._header.metadata
+        header = read_header(path, data)
+        metadata = header.metadata
         if metadata.get("split.count", 1) not in (0, 1):
             raise CheckpointError(
                 f"{path}: the model is split into {metadata['split.count']} files, which is not supported; "
                 "join them into one first (gguf-split --merge)"
             )
         architecture = architecture_of(path, metadata)
-        self.config: Mapping[str, Any] = model_config(path, self._header, architecture)
+        self.config: Mapping[str, Any] = model_config(path, header, architecture)
         self.generation_config: Mapping[str, Any] = _generation_config(metadata)
         template = metadata.get("tokenizer.chat_template")
         self.chat_template: str | None = template if isinstance(template, str) else None
+        kind = metadata.get("tokenizer.ggml.model")
+        has_words = kind not in (None, "none", "no_vocab")
+        self.tokenizer: Mapping[str, Any] | None = TokenizerKeys(self, metadata, kind) if has_words else None
         self.tensors: Mapping[str, CheckpointTensor] = {
-            tensor.name: tensor for tensor in (self._tensor(info) for info in self._header.tensors)
+            tensor.name: tensor for tensor in (self._tensor(info, architecture) for info in header.tensors)
         }
 
-    def _tensor(self, info: TensorInfo) -> GGUFTensor:
-        metadata = self._header.metadata
-        name, heads_key = tensor_name(architecture_of(self.path, metadata), info.name)
+    def _tensor(self, info: TensorInfo, architecture: Architecture) -> GGUFTensor:
+        name, heads_key = tensor_name(architecture, info.name)
         heads = self.config[heads_key] if heads_key else None
         if heads is not None and (not info.shape or info.shape[0] % (2 * heads)):
             raise CheckpointError(
@@ -106,34 +107,50 @@ class GGUFCheckpoint:
             )
         return GGUFTensor(self, info, name, heads)
 
-    @cached_property
-    def tokenizer(self) -> Mapping[str, Any] | None:
-        """The keys below `tokenizer.ggml.`, arrays loaded, and `"kind"`: `gguf_` and the file's own word for it.
-
-        The first access reads the file; later ones do not. None where the file has no vocabulary.
-        """
-        prefix = "tokenizer.ggml."
-        found = {
-            key.removeprefix(prefix): value.load() if isinstance(value, ArrayValue) else value
-            for key, value in self._header.metadata.items()
-            if key.startswith(prefix)
-        }
-        if found.get("model") in (None, "none", "no_vocab"):
-            return None
-        return {**found, "kind": f"gguf_{found['model']}", "path": str(self.path)}
+    def data(self, what: str) -> mmap.mmap:
+        """Return the mapped file. Raises `CheckpointError` naming `what` it was wanted for once it is closed."""
+        if self._data is None:
+            raise CheckpointError(f"{self.path} was closed before {what} was read")
+        return self._data
 
     def bytes_of(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
         """Return a tensor's bytes as they lie in the file: a read-only view."""
-        if self._data is None:
-            raise CheckpointError(f"{self.path} was closed before tensor {info.name!r} was read")
-        if not info.nbytes:
-            return np.empty(0, np.uint8)
-        return np.frombuffer(self._data, np.uint8, info.nbytes, info.start)
+        data = self.data(f"tensor {info.name!r}")
+        return (
+            np.frombuffer(data, np.uint8, info.nbytes, info.start) if info.nbytes else np.empty(0, np.uint8)
+        )
 
     def close(self) -> None:
         """Let go of the file; tensors decoded before stay valid."""
         # Dropped, not closed: the map goes with the last view of it, and a reader in another thread may hold one.
         self._data = None
+
+
+class TokenizerKeys(Mapping[str, Any]):
+    """The keys below `tokenizer.ggml.`; `"kind"`: `gguf_` and the file's own word for it; `"path"`, for errors.
+
+    Arrays are read from the file when they are first asked for.
+    """
+
+    def __init__(self, checkpoint: GGUFCheckpoint, metadata: Mapping[str, Any], kind: Any) -> None:
+        prefix = "tokenizer.ggml."
+        self._checkpoint = checkpoint
+        self._values = {
+            key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)
+        }
+        self._values |= {"kind": f"gguf_{kind}", "path": str(checkpoint.path)}
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._values[key]
+        if isinstance(value, ArrayValue):
+            value = self._values[key] = value.load(self._checkpoint.data(f"the key {value.key!r}"))
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 class GGUFLoader:

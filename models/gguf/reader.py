@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -71,13 +71,34 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class ArrayValue:
-    """An array of the header, checked to lie within the file and decoded by `load`."""
+    """An array of the header: checked to lie within the file, and decoded when asked for."""
 
+    path: Path
     key: str
-    count: int
     type: int
-    load: Callable[[], list[Any]] = field(repr=False)
-    """Return the values; raises `CheckpointError` if strings are not UTF-8 or the file was closed."""
+    count: int
+    start: int
+    """Its first value's first byte in the file."""
+    end: int
+
+    def load(self, data: mmap.mmap) -> list[Any]:
+        """Return the values, out of the mapped file. Raises `CheckpointError` for strings that are not UTF-8."""
+        if self.type != STRING:
+            numbers: list[Any] = np.frombuffer(data, _SCALARS[self.type][1], self.count, self.start).tolist()
+            return numbers
+        # Cut from a copy (slices of a map are slow), and decoded in one go.
+        copy, unpack, at = data[self.start : self.end], _U64.unpack_from, 0
+        raw: list[bytes] = []
+        for _ in range(self.count):
+            start = at + 8
+            at = start + unpack(copy, at)[0]
+            raw.append(copy[start:at])
+        try:
+            values = b"\0".join(raw).decode().split("\0")
+            return values if len(values) == self.count else [value.decode() for value in raw]
+        except UnicodeDecodeError as error:
+            piece = error.object[error.start :][:20]
+            raise CheckpointError(f"{self.path}: a string of {self.key!r} is not UTF-8: {piece!r}") from error
 
 
 @dataclass(frozen=True)
@@ -178,16 +199,11 @@ class _HeaderReader:
             raise self.error(
                 f"the key {key!r} is an array of value type {kind}; arrays read here hold {known}"
             )
-        dtype = np.dtype(_SCALARS[kind][1])
-        self.check_count(count, dtype.itemsize, f"values of {key!r}")
+        itemsize = _SCALARS[kind][0].size
+        self.check_count(count, itemsize, f"values of {key!r}")
         start = self.at
-        self.at += count * dtype.itemsize
-
-        def load() -> list[Any]:
-            values: list[Any] = np.frombuffer(self.data, dtype, count, start).tolist()
-            return values
-
-        return ArrayValue(key, count, kind, load)
+        self.at += count * itemsize
+        return ArrayValue(self.path, key, kind, count, start, self.at)
 
     def strings(self, key: str, count: int) -> ArrayValue:
         self.check_count(count, 8, f"strings of {key!r}")
@@ -207,24 +223,7 @@ class _HeaderReader:
                 f"the file ends at byte {size}, inside the strings of {key!r}; cut short or damaged"
             )
         self.at = at
-        return ArrayValue(key, count, STRING, lambda: self.load_strings(key, start, at, count))
-
-    def load_strings(self, key: str, at: int, end: int, count: int) -> list[Any]:
-        # Cut from a copy (slices of a map are slow), and decoded in one go.
-        data, unpack = self.data[at:end], _U64.unpack_from
-        raw: list[bytes] = []
-        at = 0
-        for _ in range(count):
-            start = at + 8
-            at = start + unpack(data, at)[0]
-            raw.append(data[start:at])
-        try:
-            values = b"\0".join(raw).decode().split("\0")
-            return values if len(values) == count else [value.decode() for value in raw]
-        except UnicodeDecodeError as error:
-            raise self.error(
-                f"a string of {key!r} is not UTF-8: {error.object[error.start :][:20]!r}"
-            ) from error
+        return ArrayValue(self.path, key, STRING, count, start, at)
 
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         """Read one tensor's entry: name, shape, encoding's code, offset in the data part."""

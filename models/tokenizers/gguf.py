@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.core.errors import CheckpointError, RequestError
 
-__all__ = ["BYTE", "CONTROL", "NORMAL", "UNKNOWN", "USER_DEFINED", "GGUFTokenizer", "Vocabulary"]
+__all__ = ["BYTE", "CONTROL", "NORMAL", "UNKNOWN", "USER_DEFINED", "GGUFTokenizer", "Vocabulary", "strings"]
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 """Types of tokens (5 is "unused")."""

@@ -163,7 +163,9 @@ def test_another_major_group_is_reported_without_importing(
     [line] = [record.getMessage() for record in caplog.records]
     for word in ("future-dist 9.0", "plugin API 2", "headrace.plugins.v1", "set aside"):
         assert word in line
-    with pytest.raises(PluginLoadError, match=r"future-dist 9\.0.*headrace_register.*API 2.*allowed is API 1"):
+    with pytest.raises(
+        PluginLoadError, match=r"future-dist 9\.0.*headrace_register.*API 2.*allowed is API 1"
+    ):
         load(enable=["future"])
 
 
@@ -226,7 +228,9 @@ BROKEN = {
         "not marked with @headrace.hookimpl",
     ),
     "misspelt": (
-        SOURCE.format(name="misspelt", api=">=1", body="pass").replace("headrace_register", "headrace_registre"),
+        SOURCE.format(name="misspelt", api=">=1", body="pass").replace(
+            "headrace_register", "headrace_registre"
+        ),
         "unknown hook 'headrace_registre' (did you mean 'headrace_register'?)",
     ),
     "arguments": (
@@ -238,7 +242,9 @@ BROKEN = {
         "must have no defaults; found options",
     ),
     "wrapper": (
-        SOURCE.format(name="wrapper", api=">=1", body="yield").replace("@hookimpl", "@hookimpl(wrapper=True)"),
+        SOURCE.format(name="wrapper", api=">=1", body="yield").replace(
+            "@hookimpl", "@hookimpl(wrapper=True)"
+        ),
         "hook wrapper",
     ),
     "half": (
@@ -444,7 +450,11 @@ class Needy(BaseModel):
     ("model", "given", "text"),
     [
         (Options, {"lvel": 5}, "no option 'lvel' (did you mean 'level'?)"),
-        (Options, {"level": -1}, "plugins.options.opt.level: Input should be greater than or equal to 0, got -1"),
+        (
+            Options,
+            {"level": -1},
+            "plugins.options.opt.level: Input should be greater than or equal to 0, got -1",
+        ),
         (None, {"level": 1}, "takes no options"),
         (Needy, {}, "plugins.options.opt.token: Field required"),
     ],
@@ -509,7 +519,9 @@ def test_two_engines_have_nothing_in_common() -> None:
 
 def test_installing_a_package_changes_nothing_until_it_is_selected(site: Site) -> None:
     """Source: vllm-project/vllm#51608."""
-    site.module("base", "registrar.scheduling_policy('fcfs', dict); registrar.attention_backend('torch', dict)")
+    site.module(
+        "base", "registrar.scheduling_policy('fcfs', dict); registrar.attention_backend('torch', dict)"
+    )
     before = load(builtin=("base",))
     site.module("aaa", "registrar.scheduling_policy('a', list); registrar.attention_backend('a', list)")
     site.dist("aaa-dist", {"aaa": "aaa"})

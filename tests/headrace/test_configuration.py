@@ -97,7 +97,10 @@ def test_sections_as_keywords(registry: Registry) -> None:
 def test_none_as_a_keyword_means_not_given(registry: Registry, write: Any) -> None:
     file = write("max_model_len: 128\nmax_num_seqs: 4")
     got, _ = load_config(
-        "m", file=file, keywords={"max_model_len": None, "cache": None, "max_num_seqs": None}, registry=registry
+        "m",
+        file=file,
+        keywords={"max_model_len": None, "cache": None, "max_num_seqs": None},
+        registry=registry,
     )
     assert (got.max_model_len, got.scheduler.max_num_seqs) == (128, 4)
 
@@ -105,7 +108,10 @@ def test_none_as_a_keyword_means_not_given(registry: Registry, write: Any) -> No
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"max_num_seq": 4}, "unknown option 'max_num_seq' (did you mean 'max_num_seqs'?); keyword max_num_seq"),
+        (
+            {"max_num_seq": 4},
+            "unknown option 'max_num_seq' (did you mean 'max_num_seqs'?); keyword max_num_seq",
+        ),
         ({"scheduler": {"max_num_seq": 4}}, "in section scheduler (did you mean 'max_num_seqs'?)"),
         ({"scheduler": {"block_size": 4}}, "it belongs to section cache"),
         ({"scheduler": {"dtype": "auto"}}, "it stands outside of sections"),
@@ -140,7 +146,9 @@ def test_two_spellings_in_one_source(registry: Registry, write: Any, given: dict
 
 
 def test_argument_flag_and_keyword_stand_side_by_side(registry: Registry) -> None:
-    with pytest.raises(ConfigError, match=r"model is given twice: 'a' \(keyword model\) and 'm' \(argument\)"):
+    with pytest.raises(
+        ConfigError, match=r"model is given twice: 'a' \(keyword model\) and 'm' \(argument\)"
+    ):
         load_config("m", keywords={"model": "a"}, registry=registry)
     assert load_config("m", flags={"model": "m"}, registry=registry)[0].model == "m"
 
@@ -175,7 +183,10 @@ def test_values_in_a_file_are_what_they_look_like(
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("enable_prefix_caching: off", "true or false, got 'off' (file {}, line 1); yes, no, on and off are plain"),
+        (
+            "enable_prefix_caching: off",
+            "true or false, got 'off' (file {}, line 1); yes, no, on and off are plain",
+        ),
         ("enable_prefix_caching: 'no'", "must be true or false, got 'no'"),
         ("enable_prefix_caching: yes", "must be true or false, got 'yes'"),
         ("enable_prefix_caching: 0", "must be true or false, got 0"),
@@ -219,7 +230,8 @@ def test_bad_sizes_are_named(registry: Registry, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "size"), [("2GiB", 2**31), ("500 MB", 5 * 10**8), ("1.5kib", 1536), (4096, 4096), ("4096", 4096)]
+    ("value", "size"),
+    [("2GiB", 2**31), ("500 MB", 5 * 10**8), ("1.5kib", 1536), (4096, 4096), ("4096", 4096)],
 )
 def test_sizes(registry: Registry, value: Any, size: int) -> None:
     assert config(registry, kv_cache_memory=value).cache.kv_cache_memory == size
@@ -299,15 +311,15 @@ def test_a_default_gives_way_to_a_small_budget(registry: Registry) -> None:
 def test_what_a_cpu_cannot_do(registry: Registry) -> None:
     with pytest.raises(ConfigError, match=r"gpu_memory_utilization.*kv_cache_memory"):
         config(registry, gpu_memory_utilization=0.9)
-    got, _ = load_config(
-        "m", keywords={"gpu_memory_utilization": 0.9}, registry=registry, device="cuda"
-    )
+    got, _ = load_config("m", keywords={"gpu_memory_utilization": 0.9}, registry=registry, device="cuda")
     assert got.cache.gpu_memory_utilization == 0.9
 
 
 @pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size", "tp", "pp"])
 def test_several_ranks_need_an_executor_that_can(registry: Registry, name: str) -> None:
-    with pytest.raises(ConfigError, match="is 2, but the executor 'uniproc' runs one rank.*: multiproc; the option"):
+    with pytest.raises(
+        ConfigError, match="is 2, but the executor 'uniproc' runs one rank.*: multiproc; the option"
+    ):
         config(registry, **{name: 2})
     assert config(registry, **{name: 2}, executor="multiproc").parallel.executor == "multiproc"
     with pytest.raises(ConfigError, match="none is installed"):
@@ -414,7 +426,9 @@ def test_a_part_as_a_keyword() -> None:
         start(keywords={"attention_backend": 3})
 
 
-def test_a_plugin_set_aside_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_plugin_set_aside_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     from headrace.core.plugin import discovery
 
     entry = discovery.EntryPoint("late", "no_such_module", "headrace.plugins.v1")
@@ -430,7 +444,9 @@ def test_a_plugin_set_aside_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pyt
 def test_request_options(registry: Registry) -> None:
     request_options(registry, SamplingParams(structured={"a": 1}))
     request_options(registry, SamplingParams())
-    with pytest.raises(RequestError, match=r"unknown parameter 'temprature' \(did you mean 'temperature'\?\)"):
+    with pytest.raises(
+        RequestError, match=r"unknown parameter 'temprature' \(did you mean 'temperature'\?\)"
+    ):
         request_options(registry, SamplingParams(temprature=1.0))
     with pytest.raises(RequestError, match=r"did you mean 'structured'\?\); plugins bring: structured"):
         request_options(registry, SamplingParams(structure={}))

@@ -125,6 +125,12 @@ def test_prompt_character_that_is_not_completed(answer: bytes) -> None:
     assert "".join(pieces(list(answer), prompt_token_ids=prompt)) == answer.decode("utf-8", "replace")
 
 
+def test_prompt_character_that_goes_wrong_late() -> None:
+    """Bytes of the answer that seemed to go on with it count as the answer's own: one U+FFFD for each."""
+    assert pieces([0x9F, 0x98, ord("a")], prompt_token_ids=[0xF0]) == ["", "", "\ufffd\ufffda", ""]
+    assert pieces([0x9F, 0x98], prompt_token_ids=[0xF0]) == ["", "", "\ufffd\ufffd"]
+
+
 def test_special_token_ends_the_prompts_character() -> None:
     assert "".join(pieces([0xA9], prompt_token_ids=[0xC3, START])) == "\ufffd"
 

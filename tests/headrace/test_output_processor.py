@@ -302,6 +302,21 @@ def test_errors_reach_the_caller() -> None:
     assert output.outputs[0].error is None
 
 
+def test_an_error_outweighs_a_stop_string_of_the_same_step() -> None:
+    run = Run()
+    output = run.add(stop=["X"])
+    run.step(tokens=ids("aX"), finish_reason="error", error="lost")
+    answer = output.outputs[0]
+    assert (answer.finish_reason, answer.stop_reason, answer.error) == ("error", None, "lost")
+
+
+def test_the_chosen_tokens_rank_is_its_own_in_a_tie() -> None:
+    run = Run()
+    output = run.add(logprobs=2)
+    run.step(tokens=[97], stash={LOGPROBS: [TokenLogprobs([97, 98, 97], [-1.0, -1.0, -1.0], 1)]})
+    assert output.outputs[0].logprobs == [{97: Logprob(-1.0, 1, "a"), 98: Logprob(-1.0, 1, "b")}]
+
+
 def test_no_detokenizing_and_no_tokenizer() -> None:
     for run, params in ((Run(), {"detokenize": False}), (Run(text=False), {})):
         output = run.add(logprobs=0, **params)

@@ -111,6 +111,13 @@ def test_a_stop_begun_early_and_completed_in_time() -> None:
     assert run(["XY"], ["X", "Y", "X", "Y"], min_tokens=4) == (["", "XY", "", ""], StopMatch("XY", 4))
 
 
+def test_a_stop_that_overlaps_one_that_came_too_early() -> None:
+    assert run(["aba"], ["a", "b", "a", "b", "a"], min_tokens=4) == (
+        ["", "", "ab", "", ""],
+        StopMatch("aba", 5),
+    )
+
+
 def test_hidden_tokens_count() -> None:
     assert run(["X"], ["", "", "X"], min_tokens=3)[1] == StopMatch("X", 3)
 

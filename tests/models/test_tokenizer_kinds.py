@@ -266,7 +266,8 @@ def test_building_one_imports_no_transformers() -> None:
 def test_registering_imports_neither_torch_nor_numpy() -> None:
     code = (
         "import sys; from headrace.core.plugin.registry import Registrar, Registry; "
-        "from headrace.models import opening, plugin; plugin.headrace_register(Registrar(Registry(), 'models'), None); "
+        "from headrace.models import opening, plugin; "
+        "plugin.headrace_register(Registrar(Registry(), 'models'), None); "
         "sys.exit(' '.join({'torch', 'numpy', 'tokenizers', 'filelock'} & sys.modules.keys()) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)

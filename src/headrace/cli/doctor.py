@@ -98,8 +98,6 @@ def _torch(advice: list[str]) -> dict[str, Any]:
 
 
 def _machine(advice: list[str]) -> dict[str, Any]:
-    import psutil
-
     from headrace.executors.process import allowed_cores, available_memory
 
     pages = _read(HUGE_PAGES)
@@ -116,7 +114,7 @@ def _machine(advice: list[str]) -> dict[str, Any]:
     return {
         "cores": os.cpu_count() or 1,
         "cores_allowed": allowed_cores(),
-        "memory_bytes": psutil.virtual_memory().total,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "memory_available_bytes": available_memory(),
         "huge_pages": setting,
         "compiler": compiler or "none",

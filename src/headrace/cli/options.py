@@ -111,8 +111,14 @@ class EngineCommand:
         return run
 
 
-def engine_command(function: Callable[..., None] | None = None, *, only: str | None = None) -> Any:
-    """Mark a command that takes engine options; see the module's text."""
+@typing.overload
+def engine_command(function: Callable[..., None]) -> EngineCommand: ...
+@typing.overload
+def engine_command(*, only: str) -> Callable[[Callable[..., None]], EngineCommand]: ...
+def engine_command(
+    function: Callable[..., None] | None = None, *, only: str | None = None
+) -> EngineCommand | Callable[[Callable[..., None]], EngineCommand]:
+    """Mark a command that takes engine options; see the module's text. only: the one section it takes."""
     if function is None:
         return lambda function: EngineCommand(function, only)
     return EngineCommand(function, only)

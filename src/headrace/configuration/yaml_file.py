@@ -42,7 +42,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: dict[Any, int] = {}
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             line = key_node.start_mark.line + 1
             if isinstance(key, Hashable) and key in seen:
                 raise yaml.constructor.ConstructorError(
@@ -99,7 +99,7 @@ def read_file(path: str | Path) -> ConfigFile:
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{file}{_place(error)}", option="config") from None
     finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+        loader.dispose()
     if data is None:
         return ConfigFile(file, {})
     if not isinstance(data, dict):

@@ -107,7 +107,7 @@ class Completion:
         if self._detokenizer is None:
             return "", len(tokens)
         # An id of `stop_token_ids` is to text what a stop string is: shown only where that was asked for.
-        ended_by_id = engine_output.finish_reason == "stop" and isinstance(engine_output.stop_reason, int)
+        ended_by_id = isinstance(engine_output.stop_reason, int)
         silent = len(tokens) - 1 if ended_by_id and not self._params.include_stop_str_in_output else None
         pieces = []
         for position, token_id in enumerate(tokens):

@@ -131,7 +131,7 @@ class OutputProcessor:
     def _take(self, tracked: _Tracked, index: int, engine_output: EngineOutput) -> CompletionDelta:
         completion = tracked.completions[index]
         try:
-            if index == 0 and tracked.prompt_logprobs is not None:
+            if tracked.prompt_logprobs is not None:
                 part = engine_output.stash.get(PROMPT_LOGPROBS)
                 if part is not None:
                     tracked.prompt_logprobs.add(part)

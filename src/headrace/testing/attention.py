@@ -24,8 +24,6 @@ from headrace.testing.invariance import prove_attention_invariant
 
 __all__ = ["AttentionBackendSuite"]
 
-SEEDS_A_KIND = 50
-
 BASE = AttentionSpec(
     num_heads=6, num_kv_heads=2, head_dim=64, dtype="float32", kv_dtype="float32", block_size=16
 )
@@ -41,6 +39,9 @@ class AttentionBackendSuite:
     """Where caches and inputs live."""
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
     """Dtypes of the chosen batches; the random ones use float32 and bfloat16 where they are served."""
+
+    seeds = 50
+    """Random batches of each of the four kinds."""
 
     def make(self) -> AttentionBackend:
         """Return the backend to test, new for each test."""
@@ -180,7 +181,7 @@ class AttentionBackendSuite:
 
     def _run_random(self, kind: str) -> None:
         backend = self.make()
-        for seed in range(SEEDS_A_KIND):
+        for seed in range(self.seeds):
             case = random_case(seed, kind)
             run_case(backend, replace(case, spec=self._served(case.spec, backend)), self.device)
 

@@ -1,0 +1,209 @@
+"""The loop: what a failing step, a faulty scheduler or a failing listener does, and to whom."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from headrace.core import engine as engine_module
+from headrace.core.errors import EngineError
+from headrace.core.interfaces import EngineListener
+from headrace.core.interfaces.build import SchedulerBuild
+from headrace.core.plan import StepPlan, StepResult
+from headrace.core.request import Request
+from headrace.core.scheduler.policies import FCFSPolicy
+from headrace.core.scheduler.scheduler import UnifiedScheduler
+from headrace.testing.simulation import Simulation
+
+
+def test_a_failed_step_fails_its_requests_and_no_others() -> None:
+    sim = Simulation(raise_at=frozenset({2}), max_num_seqs=2)
+    for name in ("a", "b", "c"):
+        sim.add(name, [1, 2, 3, ord(name)], max_tokens=6)
+    sim.run()
+    assert sim.reasons == {"a": "error", "b": "error", "c": "length"}
+    assert "step 2 failed: RuntimeError: step 2 was told to fail" in sim.errors["a"]
+    assert sim.tokens["c"] == sim.expected("c")
+
+
+def test_three_failed_steps_in_a_row_stop_the_engine_with_the_cause() -> None:
+    sim = Simulation(raise_at=frozenset(range(10)))
+    with pytest.raises(EngineError, match="stopped after 3 failed steps: RuntimeError") as caught:
+        for i in range(5):
+            sim.add(str(i), [1, 2, 3])
+            sim.step()
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    with pytest.raises(EngineError, match="stopped after 3"):
+        sim.step()
+
+
+def test_failures_with_a_success_between_do_not_stop_it() -> None:
+    sim = Simulation(raise_at=frozenset({0, 2, 4, 6, 8}), max_num_seqs=1)
+    for i in range(6):
+        sim.add(str(i), [1, 2, i], max_tokens=1)
+        while str(i) not in sim.reasons:
+            sim.step()
+    assert set(sim.reasons.values()) == {"error", "length"}
+
+
+class Backwards(FCFSPolicy):
+    """Last come, first served; a legal policy."""
+
+    def order(self, request: Request, now: float) -> tuple[Any, ...]:
+        return (-request.arrival_time, request.request_id)
+
+
+class Stranger(FCFSPolicy):
+    def victim(self, running: Any, wanting: Request) -> Request | None:
+        return Request(wanting.engine_request, max_tokens_total=9)
+
+
+class Confused(FCFSPolicy):
+    def order(self, request: Request, now: float) -> tuple[Any, ...]:
+        raise LookupError("which way?")
+
+
+class Idle(UnifiedScheduler):
+    """Never plans anything."""
+
+    def schedule(self) -> StepPlan:
+        return StepPlan(step=0)
+
+
+class Twice(UnifiedScheduler):
+    """Plans a request twice."""
+
+    def schedule(self) -> StepPlan:
+        plan = super().schedule()
+        plan.new += plan.new
+        return plan
+
+
+def test_a_policy_of_ones_own_orders_the_queue() -> None:
+    """Source: vllm-project/vllm#51608."""
+    sim = Simulation(policy=Backwards(), max_num_seqs=1)
+    for name in ("a", "b", "c"):
+        sim.add(name, [1, 2, ord(name)])
+    sim.run()
+    assert [new.request_id for plan in sim.plans for new in plan.new] == ["c", "b", "a"]
+
+
+def test_a_policy_that_chooses_a_stranger_is_named() -> None:
+    sim = Simulation(policy=Stranger(), num_blocks=6)
+    sim.add("a", [1] * 8, max_tokens=16)
+    sim.add("b", [2] * 8, max_tokens=16)
+    with pytest.raises(EngineError, match="scheduling policy Stranger chose the victim"):
+        sim.run()
+
+
+def test_a_policy_that_raises_fails_the_request() -> None:
+    sim = Simulation(policy=Confused())
+    sim.add("a", [1, 2])
+    sim.step()
+    assert "scheduling policy Confused failed in order: LookupError: which way?" in sim.errors["a"]
+
+
+@pytest.mark.parametrize(("scheduler", "words"), [(Idle, "planned nothing"), (Twice, "twice in step 0")])
+def test_a_faulty_scheduler_is_reported_within_seconds(
+    scheduler: type[UnifiedScheduler], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Source: vllm-project/vllm#51608."""
+    monkeypatch.setattr(engine_module, "STALL_SECONDS", 0.3)
+    sim = Simulation(scheduler=scheduler)
+    sim.add("a", [1, 2, 3])
+    started = time.monotonic()
+    with pytest.raises(EngineError, match=words):
+        for _ in range(1000):
+            sim.step()
+    assert time.monotonic() - started < 5
+
+
+class Recorder(EngineListener):
+    name = "recorder"
+
+    def __init__(self, fail_in: str = "") -> None:
+        self.heard: list[str] = []
+        self.fail_in = fail_in
+
+    def _hear(self, what: str) -> None:
+        self.heard.append(what)
+        if what == self.fail_in:
+            self.fail_in = ""
+            raise ZeroDivisionError("ouch")
+
+    def on_add(self, request: Request) -> None:
+        self._hear("add")
+
+    def on_plan(self, plan: StepPlan) -> None:
+        self._hear("plan")
+
+    def on_preempt(self, request: Request) -> None:
+        self._hear("preempt")
+
+    def on_result(self, plan: StepPlan, result: StepResult) -> None:
+        self._hear("result")
+
+    def on_finish(self, request: Request) -> None:
+        self._hear("finish")
+
+
+def test_listeners_hear_everything_in_order() -> None:
+    recorder = Recorder()
+    sim = Simulation(listeners=[recorder], num_blocks=6)
+    sim.add("a", [1] * 8, max_tokens=14)
+    sim.add("b", [2] * 8, max_tokens=14)
+    sim.run()
+    assert recorder.heard[:4] == ["add", "add", "plan", "result"]
+    assert recorder.heard.count("preempt") == sim.engine.metrics()["num_preemptions"] > 0
+    assert recorder.heard.count("finish") == 2
+
+
+@pytest.mark.parametrize("where", ["plan", "result", "preempt"])
+def test_a_failing_listener_fails_the_step_by_name_and_the_engine_goes_on(where: str) -> None:
+    sim = Simulation(listeners=[Recorder(where)], num_blocks=6)
+    sim.add("a", [1] * 8, max_tokens=14)
+    sim.add("b", [2] * 8, max_tokens=14)
+    sim.run()
+    assert f"engine listener 'recorder' failed in on_{where}: ZeroDivisionError" in " ".join(
+        sim.errors.values()
+    )
+    sim.add("c", [3] * 8)
+    sim.run()
+    assert sim.tokens["c"] == sim.expected("c")
+
+
+def test_wake_ends_the_wait_of_a_parked_request_at_once() -> None:
+    from headrace.core.interfaces import Constraint, Wait
+
+    class Slow(Constraint):
+        ready = False
+
+        def limit(self, request: Request, start: int, count: int) -> int | Wait:
+            return count if self.ready else Wait("slow")
+
+    slow = Slow()
+    sim = Simulation(constraints=[slow])
+    sim.add("a", [1, 2, 3], max_tokens=2)
+
+    def finish_work() -> None:
+        slow.ready = True
+        sim.engine.wake()
+
+    timer = threading.Timer(0.1, finish_work)
+    timer.start()
+    started = time.monotonic()
+    sim.run()
+    timer.join()
+    assert 0.05 < time.monotonic() - started < 2
+    assert sim.tokens["a"] == sim.expected("a")
+
+
+def test_scheduler_build_needs_only_what_has_no_default() -> None:
+    sim = Simulation()
+    build = SchedulerBuild(
+        kv=sim.kv, policy=FCFSPolicy(), max_num_seqs=1, max_num_batched_tokens=8, max_model_len=16
+    )
+    assert not UnifiedScheduler(build).has_work

@@ -15,7 +15,7 @@ from headrace.models.weights import CheckpointWeights
 __all__ = ["Builder"]
 
 
-class BoundLinear:
+class _BoundLinear:
     """A product with its prepared weights."""
 
     def __init__(self, kind: LinearFormat, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -66,13 +66,13 @@ class Builder:
             if bias:
                 biases.append(self.weights.take(f"{name}.bias", (out,)))
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        return BoundLinear(self._ops.linear("dense"), weight, torch.cat(biases) if biases else None)
+        return _BoundLinear(self._ops.linear("dense"), weight, torch.cat(biases) if biases else None)
 
     def lm_head(self, name: str, embedding: torch.Tensor | None, vocab_size: int, hidden_size: int) -> Linear:
         """Build the output projection."""
         if embedding is None:
             embedding = self.weights.take(f"{name}.weight", (vocab_size, hidden_size))
-        return BoundLinear(self._ops.linear("dense"), embedding)
+        return _BoundLinear(self._ops.linear("dense"), embedding)
 
     def attention(self, name: str, spec: AttentionSpec, *, scale: float) -> AttentionLayer:
         """Declare an attention layer."""

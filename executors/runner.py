@@ -32,7 +32,7 @@ LOGITS_ROWS = 64
 
 
 @dataclass(frozen=True)
-class StepView:
+class _StepView:
     """A step as listeners and proposers see it."""
 
     step: int
@@ -160,7 +160,7 @@ class ModelRunner:
         if self._proposer is not None:
             self._propose(self._proposer, view, inputs, hidden, taps, result)
 
-    def _view(self, plan: StepPlan, inputs: StepInputs) -> StepView:
+    def _view(self, plan: StepPlan, inputs: StepInputs) -> _StepView:
         rows: list[BatchRow] = []
         if self._proposer is not None or self._listeners.need_rows:
             rows = [
@@ -176,7 +176,7 @@ class ModelRunner:
                 )
                 for state, start, count in zip(inputs.states, inputs.starts, inputs.counts, strict=True)
             ]
-        return StepView(plan.step, plan.stash, rows)
+        return _StepView(plan.step, plan.stash, rows)
 
     # Tokens ------------------------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class ModelRunner:
     def _propose(
         self,
         proposer: Proposer,
-        view: StepView,
+        view: _StepView,
         inputs: StepInputs,
         hidden: torch.Tensor,
         taps: Mapping[int, torch.Tensor],

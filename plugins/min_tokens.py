@@ -1,7 +1,7 @@
 """`min_tokens`: until so many tokens are generated, those that would end the request cannot be drawn.
 
-Masked are `stop_token_ids` and the tokenizer's end tokens; under `ignore_eos` the latter end nothing and are
-ordinary tokens, so they stay. The front end, which has the tokenizer, sends its end tokens along in the stash.
+Masked are `stop_token_ids` and the model's end tokens; under `ignore_eos` the latter end nothing and are
+ordinary tokens, so they stay. The front end, which knows the model's end tokens, sends them along in the stash.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ EOS_TOKEN_IDS: StashKey[list[int]] = StashKey("min_tokens/eos_token_ids", list[i
 
 
 class EndTokens:
-    """Input processor: notes the tokenizer's end tokens on requests that will have to avoid them."""
+    """Input processor: notes the model's end tokens on requests that will have to avoid them."""
 
     name = "min_tokens"
 
     def __init__(self, context: FrontContext) -> None:
-        self._ids = list(context.tokenizer.eos_token_ids) if context.tokenizer is not None else []
+        self._ids = list(context.eos_token_ids)
 
     def process(self, item: ProcessedInput) -> None:
         """Fill the stash where `min_tokens` is set and the end tokens count."""

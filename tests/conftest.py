@@ -139,7 +139,7 @@ class Oracle:
         step, past = torch.tensor([list(ids)]), None
         with torch.inference_mode():
             while len(new) < n and not (new and new[-1] in eos):
-                out = self._model(step, past_key_values=past, use_cache=True)
+                out = self._model(step, cache=past, use_cache=True)
                 past = out.past_key_values
                 new.append(int(out.logits[0, -1].argmax()))
                 step = torch.tensor([new[-1:]])

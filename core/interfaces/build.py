@@ -35,6 +35,8 @@ class FrontContext:
     vocab_size: int
     max_model_len: int
     chat_template: str | None
+    eos_token_ids: tuple[int, ...] = ()
+    """Ids that end an answer: the tokenizer's, and those of the model's generation configuration."""
 
 
 @dataclass(frozen=True)

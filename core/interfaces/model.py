@@ -55,12 +55,35 @@ class Weights(Protocol):
 class ModelBuild(Protocol):
     """What a model is built from."""
 
-    config: Mapping[str, Any]
-    dtype: torch.dtype
-    device: str
-    max_model_len: int
-    weights: Weights
-    parallel: Parallel
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The checkpoint's configuration."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type to compute in."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """Where tensors live."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens a request will have: how far tables of positions must reach."""
+        ...
+
+    @property
+    def weights(self) -> Weights:
+        """The checkpoint's tensors."""
+        ...
+
+    @property
+    def parallel(self) -> Parallel:
+        """This rank's place."""
+        ...
 
     def op(self, name: str) -> Callable[..., Any]:
         """Return an op of the op set in use; see `headrace.core.interfaces.ops` for names and signatures."""

@@ -43,10 +43,20 @@ class BatchRow:
 class RunnerBatch(Protocol):
     """A step, as listeners and proposers see it."""
 
-    step: int
-    stash: Stash
-    """The plan's."""
-    rows: Sequence[BatchRow]
+    @property
+    def step(self) -> int:
+        """The plan's number."""
+        ...
+
+    @property
+    def stash(self) -> Stash:
+        """The plan's stash."""
+        ...
+
+    @property
+    def rows(self) -> Sequence[BatchRow]:
+        """The requests of the step."""
+        ...
 
 
 @dataclass(frozen=True)

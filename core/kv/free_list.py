@@ -13,8 +13,8 @@ class FreeList:
     __slots__ = ("_len", "_next", "_prev")
 
     def __init__(self, size: int) -> None:
-        self._next = [*range(1, size + 1), 0]
-        self._prev = [size, *range(size)]
+        self._next: list[int] = [*range(1, size + 1), 0]
+        self._prev: list[int] = [size, *range(size)]
         self._len = size
 
     def __len__(self) -> int:

@@ -40,6 +40,7 @@ class Engine:
     tokenizer: Tokenizer | None
     input_processors: tuple[InputProcessor, ...]
     chat_template: str | None
+    eos_token_ids: tuple[int, ...]
     vocab_size: int
     max_model_len: int
     report: StartupReport
@@ -77,6 +78,7 @@ def build_engine(started: Started, progress: Progress | None = None) -> Engine:
         vocab_size=vocab_size,
         max_model_len=size.max_model_len,
         chat_template=checkpoint.chat_template,
+        eos_token_ids=_eos_ids(checkpoint, tokenizer),
     )
     processors = tuple(entry.factory(context) for entry in registry.entries("input_processor"))
     report = StartupReport(
@@ -99,6 +101,7 @@ def build_engine(started: Started, progress: Progress | None = None) -> Engine:
         tokenizer=tokenizer,
         input_processors=processors,
         chat_template=checkpoint.chat_template,
+        eos_token_ids=context.eos_token_ids,
         vocab_size=vocab_size,
         max_model_len=size.max_model_len,
         report=report,
@@ -111,7 +114,8 @@ def _model_len(config: EngineConfig, checkpoint: Checkpoint, registry: Registry)
     asked = config.max_model_len
     if asked is not None and asked > limit:
         raise ConfigError(
-            f"max_model_len {asked} is more than the {limit} tokens this model was made for; set it to at most {limit}",
+            f"max_model_len {asked} is more than the {limit} tokens this model was made for; set it to at most "
+            f"{limit}",
             option="max_model_len",
         )
     return asked or limit
@@ -161,6 +165,13 @@ def _core(config: EngineConfig, registry: Registry, executor: Executor, size: Po
         )
     )
     return EngineCore(scheduler, executor, listeners, wake)
+
+
+def _eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """Return the ids that end an answer, the tokenizer's first."""
+    stated = checkpoint.generation_config.get("eos_token_id") or []
+    more = [stated] if isinstance(stated, int) else list(stated)
+    return tuple(dict.fromkeys([*(tokenizer.eos_token_ids if tokenizer else ()), *more]))
 
 
 def _text_notes(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> list[str]:

@@ -10,9 +10,9 @@ BUILTIN = (
     "headrace.models.plugin",
     "headrace.executors.plugin",
     "headrace.plugins.text_input",
-    "headrace.plugins.penalties",
-    "headrace.plugins.logit_bias",
     "headrace.plugins.min_tokens",
+    "headrace.plugins.logit_bias",
+    "headrace.plugins.penalties",
     "headrace.plugins.engine_metrics",
 )
 """In the order of loading, which is the order in which `attention_backend: auto` tries them."""

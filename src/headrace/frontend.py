@@ -34,7 +34,7 @@ class FrontEnd:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._eos = list(engine.tokenizer.eos_token_ids) if engine.tokenizer else []
+        self._eos = list(engine.eos_token_ids)
         self._ids = itertools.count()
 
     def prepare(
@@ -63,8 +63,8 @@ class FrontEnd:
         limit = self._engine.max_model_len
         if len(ids) >= limit:
             raise RequestError(
-                f"the prompt has {len(ids)} tokens, and with max_model_len {limit} at most {limit - 1} fit beside one "
-                "answer token; shorten it, or start with a larger max_model_len",
+                f"the prompt has {len(ids)} tokens, and with max_model_len {limit} at most {limit - 1} fit beside "
+                "one answer token; shorten it, or start with a larger max_model_len",
                 param="prompt",
             )
         name = request_id if request_id is not None else f"request-{next(self._ids)}"

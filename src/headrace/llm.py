@@ -225,10 +225,11 @@ def _as_list(prompts: Any) -> list[Any]:
         return [prompts]
     if not isinstance(prompts, Sequence) or isinstance(prompts, (bytes, bytearray)):
         raise RequestError(
-            f"prompts must be a text, a list of token ids, a mapping, or a list of those, got {type(prompts).__name__}",
+            "prompts must be a text, a list of token ids, a mapping, or a list of those, got "
+            f"{type(prompts).__name__}",
             param="prompt",
         )
-    if prompts and not any(isinstance(item, (str, Mapping, Sequence)) for item in prompts):
+    if any(isinstance(item, int) for item in prompts):
         return [prompts]
     return list(prompts)
 

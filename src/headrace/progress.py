@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from tqdm import tqdm
 
@@ -15,7 +16,7 @@ __all__ = ["download_progress"]
 @contextmanager
 def download_progress() -> Iterator[Progress]:
     """Yield a callback that draws a bar on standard error, from its first call on."""
-    bars: dict[str, tqdm[None]] = {}
+    bars: dict[str, tqdm[Any]] = {}
 
     def progress(what: str, done: int, total: int) -> None:
         if what not in bars:

@@ -303,7 +303,7 @@ def test_a_broken_plugin_that_was_asked_for_stops_the_start(site: Site, name: st
 
 def test_a_broken_built_in_plugin_stops_the_start_with_its_cause(site: Site) -> None:
     site.text("mine", "raise RuntimeError('no luck')")
-    with pytest.raises(PluginLoadError, match="mine.*no luck") as error:
+    with pytest.raises(PluginLoadError, match=r"mine.*no luck") as error:
         load(builtin=("mine",))
     assert isinstance(error.value.__cause__, RuntimeError)
     with pytest.raises(PluginLoadError, match="no_such_module"):
@@ -344,11 +344,11 @@ def test_objects() -> None:
     assert states(load(objects=[Plugin()], discover=False)) == {"obj": "loaded"}
     with pytest.raises(PluginLoadError, match=r"object types\.SimpleNamespace.*must have a `name`"):
         load(objects=[SimpleNamespace()], discover=False)
-    with pytest.raises(PluginLoadError, match="is the class .*Kind; give an instance"):
 
-        class Kind(Plugin):
-            name = "kind"
+    class Kind(Plugin):
+        name = "kind"
 
+    with pytest.raises(PluginLoadError, match=r"is the class .*Kind; give an instance"):
         load(objects=[Kind], discover=False)
 
 
@@ -369,7 +369,7 @@ def test_two_providers_of_one_part(site: Site) -> None:
     site.module("second", "registrar.op_set('left', dict); registrar.scheduler('s', list)")
     site.dist("second-dist", {"second": "second"})
     with pytest.raises(
-        PluginLoadError, match="'second'.*scheduler 's'.*'first' registered already.*override=True"
+        PluginLoadError, match=r"'second'.*scheduler 's'.*'first' registered already.*override=True"
     ):
         load(builtin=("first",))
     loaded = load(builtin=("first",), strict=False)

@@ -139,7 +139,7 @@ def test_unknown_keys_name_the_nearest(registry: Registry, given: dict[str, Any]
     ],
 )
 def test_two_spellings_in_one_source(registry: Registry, write: Any, given: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="is given twice: as .*keep one"):
+    with pytest.raises(ConfigError, match=r"is given twice: as .*keep one"):
         config(registry, **given)
     with pytest.raises(ConfigError, match=r"is given twice: as .*line \d"):
         load_config("m", file=write(json.dumps(given, indent=1)), registry=registry)
@@ -318,7 +318,7 @@ def test_what_a_cpu_cannot_do(registry: Registry) -> None:
 @pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size", "tp", "pp"])
 def test_several_ranks_need_an_executor_that_can(registry: Registry, name: str) -> None:
     with pytest.raises(
-        ConfigError, match="is 2, but the executor 'uniproc' runs one rank.*: multiproc; the option"
+        ConfigError, match=r"is 2, but the executor 'uniproc' runs one rank.*: multiproc; the option"
     ):
         config(registry, **{name: 2})
     assert config(registry, **{name: 2}, executor="multiproc").parallel.executor == "multiproc"

@@ -24,8 +24,7 @@ V = 50
 def make_stash(params: SamplingParams, eos: tuple[int, ...] | None = (2, 6)) -> Stash:
     """What the front end sends along."""
     item = ProcessedInput("hi", params, Stash())
-    tokenizer = None if eos is None else types.SimpleNamespace(eos_token_ids=eos)
-    plugin.EndTokens(types.SimpleNamespace(tokenizer=tokenizer)).process(item)  # type: ignore[arg-type]
+    plugin.EndTokens(types.SimpleNamespace(eos_token_ids=eos or ())).process(item)  # type: ignore[arg-type]
     return item.stash
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Sequence
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from headrace.core.config import OptionSpec, parse_bytes
 from headrace.core.errors import ConfigError
@@ -47,7 +47,7 @@ def metavar(spec: OptionSpec) -> str:
             return "TEXT" if member is str else "SIZE" if _is_bytes(spec) else "N"
         if get_origin(member) is list:
             return "TEXT"
-        if get_origin(member) is not None and str(get_origin(member)) == "typing.Literal":
+        if get_origin(member) is Literal:
             return "|".join(map(str, get_args(member)))
     return "JSON"
 
@@ -69,9 +69,7 @@ def value_of(spec: OptionSpec, text: str) -> Any:
                 return kind(text)
             except ValueError:
                 continue
-    simple = all(
-        member in (int, float, str) or str(get_origin(member)) == "typing.Literal" for member in members
-    )
+    simple = all(member in (int, float, str) or get_origin(member) is Literal for member in members)
     if simple or (str in members and not text.lstrip().startswith(("{", "["))):
         return text
     return _json(flag_names(spec.flat), text)

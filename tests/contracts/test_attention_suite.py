@@ -184,7 +184,7 @@ class FirstTable(SimpleAttention):
 
     def prepare(self, group: KVCacheGroup, batch: AttentionBatch) -> Step:
         step = super().prepare(group, batch)
-        step.batch.block_table[:] = step.batch.block_table[0]
+        step.batch.block_table[:] = step.batch.block_table[0].clone()
         return step
 
 

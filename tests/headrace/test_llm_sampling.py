@@ -123,10 +123,10 @@ def test_degenerate_settings_are_greedy(llm: LLM, params: dict[str, Any]) -> Non
 def test_penalties_know_prompt_from_output(llm: LLM) -> None:
     """Sources: vllm-project/vllm-metal#69, NVIDIA/TensorRT-LLM#5623."""
     prompt = llm.encode(" one two" * 12)
-    token = prompt[0]
     base = {"temperature": 0, "max_tokens": 1}
     # The model goes on with the pattern; a penalty on what was generated does not keep it from that.
-    assert drawn(llm, prompt, **base) == [token]
+    (token,) = drawn(llm, prompt, **base)
+    assert token in prompt
     assert drawn(llm, prompt, frequency_penalty=2.0, **base) == [token]
     assert drawn(llm, prompt, presence_penalty=2.0, **base) == [token]
     assert drawn(llm, prompt, repetition_penalty=1.9, **base) != [token]
@@ -275,11 +275,14 @@ def test_characters_of_several_tokens_come_whole() -> None:
     text = "źdźbło 🙂 漢字 ďábel"
     llm = make(plugins=[Script()])
     script = llm.encode(text)
-    assert len(script) > len(text)  # some characters take several tokens
+    tokenizer = llm.engine.tokenizer
+    assert tokenizer is not None
+    replaced = "\N{REPLACEMENT CHARACTER}"
+    assert any(replaced in tokenizer.token_bytes(token).decode(errors="replace") for token in script)
     params = SamplingParams(temperature=0, max_tokens=len(script), script=script)
     deltas = [delta.text for delta in llm.stream("x", params)]
     assert "".join(deltas) == text
-    assert all("\N{REPLACEMENT CHARACTER}" not in delta for delta in deltas)
+    assert all(replaced not in delta for delta in deltas)
     assert llm.generate("x", params, use_tqdm=False)[0].outputs[0].text == text
 
 

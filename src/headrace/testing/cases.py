@@ -45,7 +45,7 @@ def random_case(seed: int, kind: str) -> AttentionCase:
         dtype=dtype,
         kv_dtype=dtype,
         block_size=rng.choice((1, 8, 16, 16, 32)),
-        window=rng.choice((None, None, rng.randint(1, 40))),
+        window=rng.choice((None, None, rng.randint(1, 9), rng.randint(10, 40))),
         soft_cap=rng.choice((None, None, rng.uniform(1.0, 8.0))),
         sinks=rng.random() < 0.25,
     )

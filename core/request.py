@@ -136,8 +136,8 @@ class Request:
         self.block_ids: list[list[int]] = []
         """One list a KV group; entry i covers positions [i·block_size, (i+1)·block_size)."""
         self.block_hashes: list[bytes] = []
-        self.num_published: list[int] = []
-        """A KV group: how many leading blocks were offered to the prefix cache."""
+        self.num_published = 0
+        """How many leading blocks were offered to the prefix cache."""
         self.num_released: list[int] = []
         """A KV group: how many leading blocks fell behind the window and went back."""
         self.num_cached = 0

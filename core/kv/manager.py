@@ -29,6 +29,7 @@ class PagedKVCacheManager:
     def __init__(self, build: KVCacheBuild) -> None:
         self._layout = build.layout
         self._groups: Sequence[KVCacheGroup] = build.layout.groups
+        self._windows = [(i, g.window) for i, g in enumerate(self._groups) if g.window is not None]
         self._block_size = build.layout.block_size
         self._caching = build.prefix_caching
         self._max_in_flight = build.max_tokens_in_flight
@@ -148,14 +149,14 @@ class PagedKVCacheManager:
     ) -> list[list[int]] | None:
         """Give `request` blocks for positions [0, num_tokens + lookahead), or change nothing."""
         blocks = -(-(num_tokens + lookahead) // self._block_size)
+        if hit is None and request.block_ids and len(request.block_ids[0]) >= blocks:
+            return []  # all tables are of one length
         starts: Sequence[Sequence[int]] = (
             hit.block_ids if hit is not None else request.block_ids or [()] * len(self._groups)
         )
         missing = [max(0, blocks - len(start)) for start in starts]
         if sum(missing) > self._pool.num_free:
             return None
-        if not any(missing) and hit is None:
-            return []
         granted = [self._pool.take(count) for count in missing]
         if hit is not None:
             self._queries += request.num_tokens
@@ -164,7 +165,7 @@ class PagedKVCacheManager:
         if not request.block_ids:
             cached = hit.length // self._block_size if hit is not None else 0
             request.block_ids = [[] for _ in self._groups]
-            request.num_published = [cached] * len(self._groups)
+            request.num_published = cached
             request.num_released = [
                 0 if hit is None else sum(1 for b in table if b == NULL_BLOCK) for table in granted
             ]
@@ -174,17 +175,16 @@ class PagedKVCacheManager:
 
     def publish(self, request: Request, num_computed: int, *, fence: int) -> None:
         """Offer full blocks to the prefix cache, and give back what fell behind a window."""
-        full = min(num_computed, request.num_tokens) // self._block_size
-        if self._caching:
+        full = min(num_computed, len(request.token_ids)) // self._block_size
+        if self._caching and full > request.num_published:
             self._extend_hashes(request, full)
             for index, table in enumerate(request.block_ids):
-                for i in range(request.num_published[index], full):
+                for i in range(request.num_published, full):
                     if table[i] != NULL_BLOCK:
                         self._pool.publish(index, request.block_hashes[i], table[i])
-                request.num_published[index] = max(full, request.num_published[index])
-        for index, group in enumerate(self._groups):
-            if group.window is not None:
-                self._release_behind(request, index, self._first_visible(group.window, num_computed), fence)
+            request.num_published = full
+        for index, window in self._windows:
+            self._release_behind(request, index, self._first_visible(window, num_computed), fence)
 
     def _release_behind(self, request: Request, index: int, first: int, fence: int) -> None:
         table, released = request.block_ids[index], request.num_released[index]
@@ -206,7 +206,7 @@ class PagedKVCacheManager:
         for table, released in zip(request.block_ids, request.num_released, strict=True):
             self._drop_behind_fence(table[released:][::-1], fence)
         request.block_ids = []
-        request.num_published = []
+        request.num_published = 0
         request.num_released = []
 
     # Fence -------------------------------------------------------------------------------------------

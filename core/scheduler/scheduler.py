@@ -257,7 +257,7 @@ class UnifiedScheduler:
         blocks: list[list[int]] | None = None
         fits = False
         if count and request.state is RequestState.WAITING:
-            fits = self._fits(request, hit)
+            fits = self._fits(request, hit, step)
             if fits:
                 end = start + count
                 blocks = self._kv.allocate(request, end, lookahead=self._build.lookahead, hit=hit)
@@ -280,21 +280,25 @@ class UnifiedScheduler:
             if not request.was_preempted:
                 request.num_cached = hit.length
         self._send(request, start, count, blocks, step)
+        step.reserved = (step.reserved or 0) + self._lacks(request)
         return True
 
-    def _fits(self, request: Request, hit: PrefixHit | None) -> bool:
+    def _fits(self, request: Request, hit: PrefixHit | None, step: Step) -> bool:
         """Whether all of a waiting request fits beside what the running ones still lack for their prompts."""
+        if step.reserved is None:
+            step.reserved = sum(self._lacks(other) for other in self._running)
         need = self._kv.shortfall(request, request.num_tokens + self._build.lookahead)
         if hit is not None:
             need -= sum(1 for table in hit.block_ids for block in table if block)
-        reserved = sum(
-            self._kv.shortfall(other, other.num_tokens)
-            for other in self._running
-            if other.num_scheduled < other.num_tokens
-        )
         # Who comes back from a preemption waits until the others have room to grow, or it would go again.
         headroom = len(self._running) if request.was_preempted else 0
-        return need + reserved + headroom <= self._kv.num_free
+        return need + step.reserved + headroom <= self._kv.num_free
+
+    def _lacks(self, request: Request) -> int:
+        """Blocks a running request still needs for its prompt."""
+        if request.num_scheduled >= len(request.token_ids):
+            return 0
+        return self._kv.shortfall(request, len(request.token_ids))
 
     def _make_way(self, request: Request, step: Step) -> None:
         """A waiting request finds no place: preempt for it if the policy says so, or if nothing else moves."""

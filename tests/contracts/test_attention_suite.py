@@ -196,15 +196,14 @@ class SortedTable(SimpleAttention):
 
 
 class KeepsTheBatch(SimpleAttention):
-    """Prepares once and for all, with references into the runner's memory."""
+    """Keeps a reference into the runner's memory from one step to the next."""
+
+    def __init__(self) -> None:
+        self.tables: dict[torch.Size, torch.Tensor] = {}
 
     def prepare(self, group: KVCacheGroup, batch: AttentionBatch) -> Step:
-        if not hasattr(self, "first"):
-            self.first = batch
-        counts = batch.query_start.diff()
-        table = self.first.block_table if self.first.block_table.shape == batch.block_table.shape else None
-        changed = batch if table is None else replace(batch, block_table=table)
-        return Step(changed, torch.arange(len(counts)).repeat_interleave(counts).tolist())
+        table = self.tables.setdefault(batch.block_table.shape, batch.block_table)
+        return super().prepare(group, replace(batch, block_table=table))
 
 
 class OneStepState(SimpleAttention):

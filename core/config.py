@@ -137,6 +137,7 @@ class EngineConfig(Section):
         None, "Longest prompt and answer together; default: the model's.", ge=2
     )
     max_logprobs: int = option(20, "Most logprobs a request may ask for a token; -1: no limit.", ge=-1)
+    model_impl: str = option("auto", "Which definition builds the model; auto: by its architecture.")
     show_report: bool = option(True, "Write the start-up report to standard error.")
     scheduler: SchedulerSection = SchedulerSection()
     cache: CacheSection = CacheSection()

@@ -87,7 +87,8 @@ class RequestResult(msgspec.Struct, kw_only=True):
     """Confirmed ids: none for an unfinished prefill chunk, else accepted drafts and one more."""
     num_computed: int
     """Valid KV after the step. Lower than the plan's end: the rest was undone, the only rollback there is.
-    Always lower than the number of confirmed tokens, so that there is one to go on from."""
+    Lower than the number of confirmed tokens, so that there is one to go on from (unless nothing is to be drawn:
+    `max_tokens` 0)."""
     drafts: list[int] = []
     """Tentative ids for the next step."""
     finish_reason: str | None = None

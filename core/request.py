@@ -39,6 +39,9 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     priority: int = 0
     """Smaller is more urgent; used by the `priority` policy."""
     block_keys: list[BlockKey] = []
+    reads_prefix_cache: bool = True
+    """False: every prompt token is computed, because somebody needs what the forward pass makes of it. The KV
+    computed is offered to others all the same."""
     stash: Stash = msgspec.field(default_factory=Stash)
 
 

@@ -41,8 +41,9 @@ class SamplingParams(BaseModel):
     """Over prompt and output: divides positive logits, multiplies negative ones."""
     logit_bias: dict[int, float] | None = None
     """Added to logits; beyond ±100 it is clamped."""
-    max_tokens: int | None = Field(16, ge=1)
-    """None: up to the end of the context."""
+    max_tokens: int | None = Field(16, ge=0)
+    """None: up to the end of the context. 0: the prompt is computed and nothing drawn (with `prompt_logprobs`, or an
+    option of a plugin that wants what the forward pass makes of it)."""
     min_tokens: int = Field(0, ge=0)
     """Until then neither end tokens nor stop strings end the request."""
     stop: list[str] = Field(default_factory=list, max_length=MAX_STOP_STRINGS)
@@ -118,6 +119,10 @@ class SamplingParams(BaseModel):
     def _combinations(self) -> SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})")
+        if self.max_tokens == 0 and self.prompt_logprobs is None and not self.model_extra:
+            raise ValueError(
+                "max_tokens 0 gives nothing: it must be at least 1, or prompt_logprobs must be set"
+            )
         if self.stop and not self.detokenize:
             raise ValueError("stop strings need detokenize=True; use stop_token_ids otherwise")
         if self.n > 1 and self.temperature == 0:

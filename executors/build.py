@@ -86,6 +86,7 @@ class Builder:
             scale=scale,
             window=spec.window,
             soft_cap=spec.soft_cap,
+            causal=spec.causal,
         )
         self.layers[name] = (layer, spec)
         return layer

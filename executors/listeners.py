@@ -23,13 +23,13 @@ class RunnerListeners:
             method: [
                 one for one in listeners if getattr(type(one), method) is not getattr(RunnerListener, method)
             ]
-            for method in ("on_add", "on_remove", "on_batch", "on_embed", "on_tokens")
+            for method in ("on_add", "on_remove", "on_batch", "on_embed", "on_hidden", "on_tokens")
         }
 
     @property
     def need_rows(self) -> bool:
         """Whether anybody looks at the rows of a step."""
-        return any(self._by_method[method] for method in ("on_batch", "on_embed", "on_tokens"))
+        return any(self._by_method[method] for method in ("on_batch", "on_embed", "on_hidden", "on_tokens"))
 
     def on_add(self, request: NewRequest) -> None:
         """A request came."""
@@ -51,6 +51,11 @@ class RunnerListeners:
         for listener in self._by_method["on_embed"]:
             x = _call(listener, "on_embed", listener.on_embed, batch, x)
         return x
+
+    def on_hidden(self, batch: RunnerBatch, hidden: torch.Tensor) -> None:
+        """After the forward pass."""
+        for listener in self._by_method["on_hidden"]:
+            _call(listener, "on_hidden", listener.on_hidden, batch, hidden)
 
     def on_tokens(self, batch: RunnerBatch, result: StepResult) -> None:
         """Tokens were drawn."""

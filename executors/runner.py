@@ -147,6 +147,7 @@ class ModelRunner:
         self._listeners.on_batch(view)
         x = self._listeners.on_embed(view, self._model.embed(inputs.ids))
         hidden, taps = self._model.forward(x, inputs.positions, self._memory.step(inputs.groups))
+        self._listeners.on_hidden(view, hidden)
         sampled = self._sample(inputs, hidden)
         for index, state in enumerate(inputs.states):
             result.requests[state.request_id] = self._outcome(inputs, index, sampled[index])
@@ -155,7 +156,8 @@ class ModelRunner:
         for state in inputs.states:
             outcome = result.requests[state.request_id]
             # A listener may have dropped tokens; KV behind the last confirmed one is not valid.
-            outcome.num_computed = min(outcome.num_computed, state.num_tokens + len(outcome.tokens) - 1)
+            if state.params.max_tokens != 0:
+                outcome.num_computed = min(outcome.num_computed, state.num_tokens + len(outcome.tokens) - 1)
             self._batch.confirm(state, outcome.tokens, outcome.num_computed, ())
         if self._proposer is not None:
             self._propose(self._proposer, view, inputs, hidden, taps, result)
@@ -189,7 +191,8 @@ class ModelRunner:
         spans: list[tuple[int, int]] = []
         for state, end, offset in zip(inputs.states, ends, offsets, strict=True):
             first = len(rows)
-            for position in range(state.num_tokens, end + 1):
+            draws = state.params.max_tokens != 0
+            for position in range(state.num_tokens, end + 1) if draws else ():
                 indices.append(offset + position - 1)
                 rows.append(
                     LogitsRow(

@@ -100,7 +100,9 @@ class StepPages:
             for r, count in enumerate(self._counts):
                 if count > 1:
                     for first in range(0, count, CHUNK_ROWS):
-                        found.append(self._chunk_piece(r, first, min(CHUNK_ROWS, count - first), cache, window))
+                        found.append(
+                            self._chunk_piece(r, first, min(CHUNK_ROWS, count - first), cache, window)
+                        )
             self._pieces[key] = found
         return self._pieces[key]
 
@@ -138,7 +140,9 @@ class StepPages:
             visible=used,
         )
 
-    def _chunk_piece(self, r: int, first_row: int, count: int, cache: PagedCache, window: int | None) -> Piece:
+    def _chunk_piece(
+        self, r: int, first_row: int, count: int, cache: PagedCache, window: int | None
+    ) -> Piece:
         size = cache.block_size
         begin = self._seq_lens[r] - self._counts[r] + first_row
         end = begin + count

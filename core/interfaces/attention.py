@@ -32,6 +32,8 @@ class AttentionSpec:
     window: int | None = None
     soft_cap: float | None = None
     sinks: bool = False
+    causal: bool = True
+    """False: every token of a request sees all of them (encoders); the whole prompt comes in one step then."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class AttentionLayer:
     """c: scores become c · tanh(score / c), before masking."""
     sinks: Any = None
     """[H] float32 logits that join the softmax's denominator, or None."""
+    causal: bool = True
+    """False: a token sees all `seq_lens[r]` tokens of its request."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ class AttentionBackend(Protocol):
         out: torch.Tensor,
         lse: torch.Tensor | None = None,
     ) -> None:
-        """Attend with q [N, H, D] over K and V **from the cache only**, causal; fill out [N, H, D].
+        """Attend with q [N, H, D] over K and V **from the cache only**; fill out [N, H, D].
 
         `lse` [N, H] float32, if given, gets the natural logarithm of the sum of exponentials.
         """

@@ -98,6 +98,9 @@ class RunnerListener:
         """After the embedding, x [N, C]; return what the model gets."""
         return x
 
+    def on_hidden(self, batch: RunnerBatch, hidden: torch.Tensor) -> None:
+        """After the forward pass, hidden [N, C]: the tokens of `batch.rows`, row after row, `count` of each."""
+
     def on_logits(self, rows: Sequence[LogitsRow], logits: torch.Tensor) -> None:
         """Change logits [S, V] float32 in place, S ≤ 64; row i of both belong together."""
 

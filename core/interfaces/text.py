@@ -49,6 +49,8 @@ class ProcessedInput:
     text: str | None = None
     token_ids: list[int] | None = None
     block_keys: list[BlockKey] = field(default_factory=list)
+    reads_prefix_cache: bool = True
+    """See `EngineRequest.reads_prefix_cache`; a processor may only turn it off."""
     is_chat: bool = False
     """The text is a rendered chat template: its special tokens count, and none is added."""
 

@@ -250,7 +250,7 @@ class UnifiedScheduler:
         """Admit, park or fail the first in the queue; False: it stays, and nobody behind it is admitted."""
         hit: PrefixHit | None = None
         start = request.num_scheduled
-        if not request.block_ids and request.params.prompt_logprobs is None:
+        if not request.block_ids and request.engine_request.reads_prefix_cache:
             hit = self._kv.match_prefix(request)
             start = hit.length
         count = self._limit_count(request, start, min(request.num_known - start, step.budget))
@@ -396,6 +396,8 @@ class UnifiedScheduler:
             self._take_progress(request, entry, outcome)
         first_new = len(request.token_ids)
         reason = append_tokens(request, outcome.tokens) or outcome.finish_reason
+        if request.params.max_tokens == 0 and request.num_computed >= request.num_prompt_tokens:
+            reason = reason or "length"  # only the prompt was to be computed
         new_ids = request.token_ids[first_new:]
         request.worker_tokens = len(request.token_ids)
         if current and request.block_ids:

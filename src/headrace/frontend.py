@@ -91,6 +91,7 @@ class FrontEnd:
                 arrival_time=front.arrival_time,
                 priority=priority,
                 block_keys=item.block_keys,
+                reads_prefix_cache=item.reads_prefix_cache and params.prompt_logprobs is None,
                 stash=item.stash,
             )
             for index, child in enumerate(front.child_ids)

@@ -63,7 +63,17 @@ def run(*command: object) -> str:
 def test_the_conformance_kit_passes_there(python: Path) -> None:
     out = run(
         python,
-        *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", SOURCE / "pyproject.toml", "--rootdir", SOURCE),
+        *(
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-c",
+            SOURCE / "pyproject.toml",
+            "--rootdir",
+            SOURCE,
+        ),
         *("-k", "random or windows or declarations or two_groups", SOURCE / "tests"),
     )
     assert "7 passed" in out

@@ -60,7 +60,6 @@ def test_defaults_are_the_fields_own() -> None:
         ("frequency_penalty", -2.5),
         ("repetition_penalty", 0.0),
         ("repetition_penalty", float("inf")),
-        ("max_tokens", 0),
         ("max_tokens", -1),
         ("min_tokens", -1),
         ("logprobs", -2),
@@ -90,6 +89,12 @@ def test_combinations() -> None:
         SamplingParams(stop="x", detokenize=False)
     with pytest.raises(RequestError, match="same answer 2 times"):
         SamplingParams(n=2, temperature=0)
+
+
+def test_max_tokens_zero_needs_a_purpose() -> None:
+    assert SamplingParams(max_tokens=0, prompt_logprobs=1).max_tokens == 0
+    with pytest.raises(RequestError, match="max_tokens 0 gives nothing"):
+        SamplingParams(max_tokens=0)
 
 
 def test_values_are_brought_into_shape() -> None:

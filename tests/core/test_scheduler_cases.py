@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from headrace.core.interfaces import Constraint, Wait
@@ -593,3 +594,25 @@ def test_pause_and_resume() -> None:
     sim.scheduler.resume()
     sim.run()
     assert_all_as_alone(sim)
+
+
+def test_max_tokens_zero_computes_the_prompt_alone() -> None:
+    sim = Simulation(max_num_batched_tokens=8)
+    sim.add("a", prompt(30), max_tokens=0, prompt_logprobs=0)
+    sim.run()
+    assert sim.reasons["a"] == "length"
+    assert sim.tokens["a"] == []
+    assert sum(plan.num_tokens for plan in sim.plans) == 30
+
+
+def test_a_request_may_leave_the_prefix_cache_unread() -> None:
+    sim = Simulation()
+    sim.add("a", prompt(21))
+    sim.run()
+    sim.requests["b"] = request = msgspec.structs.replace(
+        sim.requests["a"], request_id="b", reads_prefix_cache=False
+    )
+    sim.tokens["b"] = []
+    sim.engine.add(request)
+    sim.run()
+    assert sim.cached == {"a": 0, "b": 0}

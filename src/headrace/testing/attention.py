@@ -14,8 +14,6 @@ from dataclasses import replace
 from typing import Any
 from unittest import SkipTest
 
-import torch
-
 from headrace.core.interfaces import AttentionBackend, AttentionSpec
 from headrace.testing.batches import PagedRun, run_case
 from headrace.testing.cases import AttentionCase, Chunk, random_case, served_spec
@@ -175,7 +173,8 @@ class AttentionBackendSuite:
         everything = replace(BASE, window=21, soft_cap=2.0, sinks=True)
         for dtype in self.dtypes:
             plain, full = (
-                self._served(replace(spec, dtype=dtype, kv_dtype=dtype), backend) for spec in (BASE, everything)
+                self._served(replace(spec, dtype=dtype, kv_dtype=dtype), backend)
+                for spec in (BASE, everything)
             )
             for spec in dict.fromkeys((plain, full)):
                 prove_attention_invariant(backend, spec, self.device)
@@ -211,7 +210,9 @@ class AttentionBackendSuite:
 
     def _paged_run(self, spec: AttentionSpec, lengths: tuple[int, ...]) -> PagedRun:
         backend = self.make()
-        return PagedRun(backend, self._served(spec, backend), lengths, seed=7, table_seed=7, device=self.device)
+        return PagedRun(
+            backend, self._served(spec, backend), lengths, seed=7, table_seed=7, device=self.device
+        )
 
 
 def _all_kinds(spec: AttentionSpec, seed: int, lse: bool) -> AttentionCase:

@@ -110,10 +110,7 @@ class PagedRun:
             behind = 0 if self.spec.window is None else max(0, chunk.begin - self.spec.window + 1) // size
             reached = math.ceil(chunk.end / size)
             table.append(
-                [
-                    own[i] if behind <= i < reached else self._rng.choice(self._spare)
-                    for i in range(width)
-                ]
+                [own[i] if behind <= i < reached else self._rng.choice(self._spare) for i in range(width)]
             )
             positions += range(chunk.begin, chunk.end)
             slots += [own[p // size] * size + p % size for p in range(chunk.begin, chunk.end)]
@@ -166,7 +163,13 @@ class PagedRun:
         md = self.backend.prepare(self.group, batch)
         self.write(chunks, md)
         result = self.attend(chunks, md, lse=lse)
-        for tensor in (batch.query_start, batch.seq_lens, batch.positions, batch.block_table, batch.slot_mapping):
+        for tensor in (
+            batch.query_start,
+            batch.seq_lens,
+            batch.positions,
+            batch.block_table,
+            batch.slot_mapping,
+        ):
             tensor.fill_(-1)
         return result
 

@@ -23,11 +23,15 @@ def check_close(got: torch.Tensor, right: torch.Tensor, tolerance: float, what: 
     excess = (got.double() - right).abs() - tolerance * (1 + right.abs())
     if torch.isnan(excess).any():
         first = torch.isnan(excess).nonzero()[0].tolist()
-        raise AssertionError(f"{what}: NaN at {first}: an unused slot was read, or the value was never written")
+        raise AssertionError(
+            f"{what}: NaN at {first}: an unused slot was read, or the value was never written"
+        )
     if (excess > 0).any():
         worst = divmod(int(excess.argmax()), max(1, excess[0].numel()))[0]
         difference = float((got.double() - right).abs().max())
-        raise AssertionError(f"{what}: differs by {difference:.3g} (row {worst}); the tolerance is {tolerance}")
+        raise AssertionError(
+            f"{what}: differs by {difference:.3g} (row {worst}); the tolerance is {tolerance}"
+        )
 
 
 def check_equal(got: torch.Tensor, right: torch.Tensor, what: str) -> None:

@@ -241,7 +241,7 @@ class FakeExecutor:
             state.num_computed = min(end // 2, confirmed - 1)
             return RequestResult(num_computed=state.num_computed)
         accepted: list[int] = []
-        if end >= confirmed:
+        if end >= confirmed and state.params.max_tokens != 0:
             accepted = self._verify(tokens, confirmed, end)
         state.num_computed = min(end, confirmed + max(0, len(accepted) - 1))
         state.tokens.extend(accepted)

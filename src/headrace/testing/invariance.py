@@ -42,7 +42,9 @@ def _prove_neighbours(backend: AttentionBackend, spec: AttentionSpec, device: st
                 for chunks in (decodes[:rows], [*decodes[: rows // 2], prefill, *decodes[rows // 2 : rows]]):
                     found = run.step(chunks)[0]
                     for chunk, out in zip(chunks, found, strict=True):
-                        what = f"{backend.name}: {chunk} in a batch of {len(chunks)}, {threads} threads, {spec}"
+                        what = (
+                            f"{backend.name}: {chunk} in a batch of {len(chunks)}, {threads} threads, {spec}"
+                        )
                         check_equal(out, alone[chunk.sequence], what)
 
 

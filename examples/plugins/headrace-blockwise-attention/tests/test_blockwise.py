@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from headrace.testing import AttentionBackendSuite
 from headrace_blockwise_attention.backend import BlockwiseAttention
+
+from headrace.testing import AttentionBackendSuite
 
 
 class TestBlockwise(AttentionBackendSuite):

@@ -8,6 +8,7 @@ queries, which bounds the masks). A piece gathers the blocks that meet its visib
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -69,7 +70,7 @@ class StepPages:
     def __init__(self, batch: AttentionBatch) -> None:
         starts: list[int] = batch.query_start.tolist()
         self._starts = starts[:-1]
-        self._counts = [end - start for start, end in zip(starts, starts[1:], strict=False)]
+        self._counts = [end - start for start, end in pairwise(starts)]
         self._seq_lens: list[int] = batch.seq_lens.tolist()
         self._table = batch.block_table.long()
         self._slots = batch.slot_mapping.clone()

@@ -2,7 +2,8 @@
 
 Shapes: N tokens and R requests in a step; H query heads, K KV heads, D head size; B tokens a block. Tokens of
 one request are neighbours, in order of position; requests may be in any mix of prefill chunks and decodes.
-Every request's last token is at `seq_lens[r] - 1`, its first in this step at `seq_lens[r] - query_lens[r]`.
+q, k, v and out are contiguous. Every request's last token is at `seq_lens[r] - 1`, its first in this step at
+`seq_lens[r] - query_lens[r]`.
 """
 
 from __future__ import annotations
@@ -139,6 +140,6 @@ class AttentionBackend(Protocol):
     ) -> None:
         """Attend with q [N, H, D] over K and V **from the cache only**; fill out [N, H, D].
 
-        `lse` [N, H] float32, if given, gets the natural logarithm of the sum of exponentials.
+        `lse` [N, H] float32, if given, gets the natural logarithm of the sum of exponentials, sinks included.
         """
         ...

@@ -1,4 +1,4 @@
-"""A newcomer copies what README shows, and it works."""
+"""A newcomer copies what README and the pages in docs/ show, and it works."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+PAGES = ("docs/plugins.md", "docs/sampling.md", "docs/scheduling.md")
+"""Pages whose Python blocks are run, as one script each; a block that begins with `# NAME.py` is that file."""
 
-def blocks(root: Path, language: str) -> list[str]:
-    """Return README's fenced blocks of a language."""
-    found = re.findall(
-        rf"^```{language}\n(.*?)^```$", (root / "README.md").read_text(), re.MULTILINE | re.DOTALL
-    )
+
+def blocks(root: Path, language: str, page: str = "README.md") -> list[str]:
+    """Return a page's fenced blocks of a language."""
+    found = re.findall(rf"^```{language}\n(.*?)^```$", (root / page).read_text(), re.MULTILINE | re.DOTALL)
     assert found
     return found
 
@@ -51,9 +52,9 @@ def test_every_make_target_named_in_a_page_exists(root):
 
 
 def test_every_file_linked_in_a_page_exists(root):
-    for page in ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md"):
+    for page in ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", *PAGES):
         links = re.findall(r"\]\((?!https?:|#)([^)#]+)", (root / page).read_text())
-        assert not [link for link in links if not (root / link).exists()], page
+        assert not [link for link in links if not ((root / page).parent / link).exists()], page
 
 
 @pytest.mark.weights
@@ -73,3 +74,22 @@ def test_the_commands_run(root, tmp_path):
     assert len(shown) >= 5
     for command in shown:
         assert run(shlex.split(command), tmp_path).strip(), command
+
+
+def test_all_pages_are_listed(root):
+    assert sorted(PAGES) == sorted(f"docs/{path.name}" for path in (root / "docs").glob("*.md"))
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_the_python_examples_of_a_page_run(root, tmp_path, page):
+    script = []
+    for block in blocks(root, "python", page):
+        name = re.match(r"# (\w+\.py)\n", block)
+        if name:
+            (tmp_path / name[1]).write_text(block)
+        else:
+            script.append(block)
+    (tmp_path / "page.py").write_text("\n".join(script))
+    run([sys.executable, "page.py"], tmp_path)

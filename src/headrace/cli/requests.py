@@ -27,6 +27,7 @@ __all__ = [
     "Json",
     "Prompts",
     "Streamed",
+    "emit",
     "failed",
     "interrupts",
     "json_line",
@@ -62,7 +63,9 @@ Json = Annotated[
 def read_prompts(given: Sequence[str]) -> list[str]:
     """Return the prompts of `-p`, with `-` replaced by standard input. Raises `RequestError`."""
     if list(given).count("-") > 1:
-        raise RequestError("-p - is given twice, and standard input can be read once; keep one", param="prompt")
+        raise RequestError(
+            "-p - is given twice, and standard input can be read once; keep one", param="prompt"
+        )
     return [read_stdin() if text == "-" else text for text in given]
 
 
@@ -82,17 +85,19 @@ def read_stdin() -> str:
 def start_llm(args: EngineArgs, chat_template: Path | None = None) -> LLM:
     """Start the engine that flags and file describe. Raises as `LLM` does, and `ConfigError` for the template."""
     template = None if chat_template is None else _read_template(chat_template)
-    # Imported here: with it comes torch.
-    from headrace.llm import LLM
-
     flags = dict(args.flags)
     named = flags.pop("model", None)
     if args.model is not None and named is not None and args.model != named:
         raise ConfigError(
-            f"model is given twice: {args.model!r} (argument) and {named!r} (--model); keep one", option="model"
+            f"model is given twice: {args.model!r} (argument) and {named!r} (--model); keep one",
+            option="model",
         )
     model = args.model if args.model is not None else named
-    return LLM(model, config=args.file, chat_template=template, **flags)
+    with _kept_interrupt():
+        # Imported here: with it comes torch.
+        from headrace.llm import LLM
+
+        return LLM(model, config=args.file, chat_template=template, **flags)
 
 
 def _read_template(path: Path) -> str:
@@ -114,12 +119,12 @@ def shows_progress(as_json: bool) -> bool:
 
 
 def write_text(outputs: Sequence[RequestOutput]) -> None:
-    """Write answers as text: a single one alone, several under a line with prompt and answer, from 1."""
+    """Write answers as text: a single one alone, several under a line with their numbers."""
     several = len(outputs) > 1 or any(len(output.outputs) > 1 for output in outputs)
-    for number, output in enumerate(outputs, 1):
+    for number, output in enumerate(outputs):
         for answer in output.outputs:
             if several:
-                which = f", answer {answer.index + 1}" if len(output.outputs) > 1 else ""
+                which = f", answer {answer.index}" if len(output.outputs) > 1 else ""
                 emit(f"== prompt {number}{which} ==\n")
             emit(f"{answer.text}\n")
 
@@ -176,7 +181,7 @@ def _candidates(entry: dict[int, Logprob] | None) -> list[dict[str, Any]] | None
 def failed(outputs: Iterable[RequestOutput]) -> int:
     """Tell on standard error what went wrong with single answers; return the exit status."""
     code = 0
-    for number, output in enumerate(outputs, 1):
+    for number, output in enumerate(outputs):
         for answer in output.outputs:
             if answer.finish_reason == "error":
                 sys.stderr.write(f"error: prompt {number}: {' '.join(str(answer.error).split())}\n")
@@ -252,3 +257,22 @@ def interrupts() -> Iterator[Callable[[], bool]]:
         yield lambda: pressed
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _kept_interrupt() -> Iterator[None]:
+    """Raise a Ctrl-C at the end, too: imports of large libraries catch everything in places, and it would be lost."""
+    pressed = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if pressed:
+            raise KeyboardInterrupt

@@ -63,10 +63,11 @@ class Sampling:
         """Return the parameters. defaults: fields to set where no flag does. Raises `RequestError`."""
         return SamplingParams(**{**defaults, **self.given})
 
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether a flag asks for what only JSON shows."""
-        return bool({"logprobs", "prompt_logprobs"} & set(self.given))
+    def check_shown(self, as_json: bool) -> None:
+        """Refuse what would be computed and not shown. Raises `RequestError`."""
+        for name in ("logprobs", "prompt_logprobs"):
+            if name in self.given and not as_json:
+                raise RequestError(f"{flag_names(name)} is shown with --json only; add it", param=name)
 
 
 def sampling_flags(function: Callable[..., None]) -> Callable[..., None]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headrace.testing.fakes import FakeExecutor, FakeProposer, fake_layout, fake_next_token
     from headrace.testing.ops import OpSetSuite
     from headrace.testing.reference import reference_attention
+    from headrace.testing.simulation import Simulation
 
 __all__ = [
     "AttentionBackendSuite",
@@ -25,6 +26,7 @@ __all__ = [
     "FakeProposer",
     "OpSetSuite",
     "PagedRun",
+    "Simulation",
     "fake_layout",
     "fake_next_token",
     "random_case",
@@ -40,6 +42,7 @@ _HOMES = {
     "FakeProposer": "fakes",
     "OpSetSuite": "ops",
     "PagedRun": "batches",
+    "Simulation": "simulation",
     "fake_layout": "fakes",
     "fake_next_token": "fakes",
     "random_case": "cases",

@@ -23,7 +23,7 @@ from headrace.core.interfaces import (
     KVCacheGroup,
 )
 from headrace.testing.cases import AttentionCase, Chunk
-from headrace.testing.compare import TOLERANCES, check_close
+from headrace.testing.compare import TOLERANCES, check_close, torch_threads
 from headrace.testing.reference import reference_attention
 
 __all__ = ["SPARE_BLOCKS", "PagedRun", "run_case"]
@@ -104,7 +104,10 @@ class PagedRun:
         """The step that computes `chunks`, in that order."""
         size = self.spec.block_size
         width = max(len(self._tables[chunk.sequence]) for chunk in chunks) + self._rng.randint(0, 2)
-        table, slots, positions, starts = [], [], [], [0]
+        table: list[list[int]] = []
+        slots: list[int] = []
+        positions: list[int] = []
+        starts = [0]
         for chunk in chunks:
             own = self._tables[chunk.sequence]
             behind = 0 if self.spec.window is None else max(0, chunk.begin - self.spec.window + 1) // size
@@ -176,16 +179,18 @@ class PagedRun:
     def expected(self, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
         """What is right for a chunk: (out, lse), float64."""
         s, begin, end = chunk
-        return reference_attention(
-            self.q[s][begin:end],
-            self.k[s][:end],
-            self.v[s][:end],
-            first=begin,
-            scale=self.layer.scale,
-            window=self.layer.window,
-            soft_cap=self.layer.soft_cap,
-            sinks=self.layer.sinks,
-        )
+        # One thread: the reference's products are too small to share.
+        with torch_threads(1):
+            return reference_attention(
+                self.q[s][begin:end],
+                self.k[s][:end],
+                self.v[s][:end],
+                first=begin,
+                scale=self.layer.scale,
+                window=self.layer.window,
+                soft_cap=self.layer.soft_cap,
+                sinks=self.layer.sinks,
+            )
 
     def check(
         self, chunks: Sequence[Chunk], result: tuple[list[torch.Tensor], list[torch.Tensor] | None], what: str

@@ -70,7 +70,7 @@ def _in_pieces(rng: random.Random, lengths: list[int], decode_share: float) -> l
     done = [0] * len(lengths)
     steps = []
     while any(at < length for at, length in zip(done, lengths, strict=True)):
-        step = []
+        step: list[Chunk] = []
         for s, length in enumerate(lengths):
             if done[s] < length and (rng.random() < 0.8 or not step):
                 count = 1 if done[s] and rng.random() < decode_share else rng.randint(1, 30)

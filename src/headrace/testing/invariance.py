@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import torch
 
@@ -69,10 +70,7 @@ def _prove_cuts(
                 # Another table each time: where a block lies must not matter either.
                 run = PagedRun(backend, spec, (length,), seed=length, table_seed=number, device=device)
                 edges = [0, *inner, length]
-                parts = [
-                    run.step([Chunk(0, begin, end)])[0][0]
-                    for begin, end in zip(edges, edges[1:], strict=False)
-                ]
+                parts = [run.step([Chunk(0, begin, end)])[0][0] for begin, end in pairwise(edges)]
                 out = torch.cat(parts)
                 whole = out if whole is None else whole
                 what = f"{backend.name}: {length} tokens cut at {inner[:9]}, {threads} threads, {spec}"

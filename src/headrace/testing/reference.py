@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import torch
 
 __all__ = ["REFERENCE_OPS", "reference_attention"]
@@ -81,7 +84,7 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     return product if bias is None else product + bias.double()
 
 
-REFERENCE_OPS = {
+REFERENCE_OPS: Mapping[str, Callable[..., Any]] = {
     "embedding": _embedding,
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,

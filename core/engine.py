@@ -147,6 +147,9 @@ class EngineCore:
         plan, handle, error = self._in_flight.popleft()
         try:
             result = handle.result()
+        except KeyboardInterrupt:
+            self._recover()
+            raise
         except Exception as failure:  # noqa: BLE001 - isolation point: a step's call; its requests fail
             return self._fail_step(plan, failure)
         if error is None:
@@ -160,6 +163,12 @@ class EngineCore:
             return outputs + self._fail_step(plan, error)
         self._failed_steps = 0
         return outputs
+
+    def _recover(self) -> None:
+        """A step was broken off in the middle: nobody knows what workers still know, so all of it starts again."""
+        self._in_flight.clear()
+        self.executor.call("reset")
+        self.scheduler.restart()
 
     def _update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
         if result.step != plan.step:

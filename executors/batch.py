@@ -72,6 +72,11 @@ class PersistentBatch:
     def __getitem__(self, request_id: str) -> RowState:
         return self._states[request_id]
 
+    @property
+    def request_ids(self) -> list[str]:
+        """Requests this worker knows."""
+        return list(self._states)
+
     def tokens(self, state: RowState, end: int) -> NDArray[np.int64]:
         """Return ids [0, end) of a request: a view, to be read."""
         return self._tokens[state.row, :end]

@@ -83,6 +83,16 @@ class ModelRunner:
         """Make KV memory for block ids [0, num_blocks]."""
         self._memory = KVMemory(self._loaded, self.layout, num_blocks)
 
+    def reset(self) -> None:
+        """Forget every request; model and KV memory stay."""
+        for request_id in self._batch.request_ids:
+            self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        self._batch.remove(request_id)
+        self._sampler.remove(request_id)
+        self._listeners.on_remove(request_id)
+
     def call_plugin(self, plugin: str, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of a runner listener by its name."""
         for listener in self._listeners.all:
@@ -98,9 +108,7 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one plan. What one request is to blame for fails that request; what raises fails the step."""
         for request_id in plan.removed:
-            self._batch.remove(request_id)
-            self._sampler.remove(request_id)
-            self._listeners.on_remove(request_id)
+            self._forget(request_id)
         result = StepResult(step=plan.step, requests={})
         states: list[RowState] = []
         starts: list[int] = []

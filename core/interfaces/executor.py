@@ -57,7 +57,10 @@ class Executor(Protocol):
         ...
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method of every worker, after the plans already sent; one answer a worker."""
+        """Call a method of every worker, after the plans already sent; one answer a worker.
+
+        `reset` every worker has: it forgets all requests and keeps model and KV memory.
+        """
         ...
 
     def call_plugin(self, plugin: str, method: str, *args: Any, **kwargs: Any) -> list[Any]:

@@ -41,6 +41,13 @@ class Scheduler(Protocol):
         """A step raised: end the requests of `plan` with reason `error`."""
         ...
 
+    def restart(self) -> None:
+        """Workers forgot every request, and plans in flight are void: what ran starts again, tokens kept.
+
+        KV memory is as it was: what is in the prefix cache stays there.
+        """
+        ...
+
     @property
     def has_work(self) -> bool:
         """Whether any request is unfinished or a worker must still be told that one is gone."""

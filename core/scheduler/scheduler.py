@@ -362,6 +362,15 @@ class UnifiedScheduler:
             self._queue.push(request)
         self._listener.on_preempt(request)
 
+    def restart(self) -> None:
+        """Workers forgot every request, and plans in flight are void."""
+        self._kv.advance_fence(self._next_step - 1)
+        for request in list(self._requests.values()):
+            request.num_in_flight = 0
+            if request.on_worker:
+                self._restart(request)
+        self._removed.clear()
+
     # A result is taken in ----------------------------------------------------------------------------
 
     def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from headrace.assembly import Engine, build_engine
 from headrace.chat_template import ChatTemplate, Source
 from headrace.client import InProcessClient
-from headrace.configuration import start_configuration
+from headrace.configuration import Started, start_configuration
 from headrace.core.errors import EngineError, RequestError
 from headrace.core.sampling_params import SamplingParams
 from headrace.frontend import FrontEnd, Prepared
@@ -54,7 +54,16 @@ class LLM:
         chat_template: Source | None = None,
         **options: Any,
     ) -> None:
-        started = start_configuration(model, file=config, keywords=options)
+        self._start(start_configuration(model, file=config, keywords=options), chat_template)
+
+    @classmethod
+    def from_started(cls, started: Started, *, chat_template: Source | None = None) -> LLM:
+        """Make one from a configuration that is validated already, as the command line does."""
+        llm = cls.__new__(cls)
+        llm._start(started, chat_template)
+        return llm
+
+    def _start(self, started: Started, chat_template: Source | None) -> None:
         with download_progress() as progress:
             self._engine: Engine | None = build_engine(started, progress)
         self._front = FrontEnd(self._engine)

@@ -49,6 +49,23 @@ def test_failures_with_a_success_between_do_not_stop_it() -> None:
     assert set(sim.reasons.values()) == {"error", "length"}
 
 
+@pytest.mark.parametrize("max_in_flight", [1, 3])
+def test_a_step_broken_off_in_the_middle_costs_no_token(max_in_flight: int) -> None:
+    sim = Simulation(interrupt_at=frozenset({0, 3, 4, 9}), max_in_flight=max_in_flight, max_num_batched_tokens=8)
+    for i in range(4):
+        sim.add(str(i), [i] * 9, max_tokens=8)
+    interrupts = 0
+    while sim.engine.has_work:
+        try:
+            sim.step()
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert interrupts >= 2
+    sim.check_drained()
+    for i in range(4):
+        assert sim.tokens[str(i)] == sim.expected(str(i))
+
+
 class Backwards(FCFSPolicy):
     """Last come, first served; a legal policy."""
 

@@ -82,7 +82,8 @@ def build(argv: Sequence[str]) -> typer.Typer:
     for spec in COMMANDS:
         owner = groups[spec.words[0]] if len(spec.words) > 1 else app
         function = _import(spec.target, argv) if spec is called else _nothing
-        owner.command(spec.words[-1], help=spec.help)(function)
+        # The called command explains itself; of the others, a line stands in the help.
+        owner.command(spec.words[-1], help=None if spec is called else spec.help)(function)
     if called is None and argv and not argv[0].startswith("-") and argv[0] not in groups:
         _add_plugin_command(app, argv)
     return app

@@ -85,19 +85,11 @@ def read_stdin() -> str:
 def start_llm(args: EngineArgs, chat_template: Path | None = None) -> LLM:
     """Start the engine that flags and file describe. Raises as `LLM` does, and `ConfigError` for the template."""
     template = None if chat_template is None else _read_template(chat_template)
-    flags = dict(args.flags)
-    named = flags.pop("model", None)
-    if args.model is not None and named is not None and args.model != named:
-        raise ConfigError(
-            f"model is given twice: {args.model!r} (argument) and {named!r} (--model); keep one",
-            option="model",
-        )
-    model = args.model if args.model is not None else named
     with _kept_interrupt():
         # Imported here: with it comes torch.
         from headrace.llm import LLM
 
-        return LLM(model, config=args.file, chat_template=template, **flags)
+        return LLM.from_started(args.start(), chat_template=template)
 
 
 def _read_template(path: Path) -> str:

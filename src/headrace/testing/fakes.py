@@ -79,7 +79,8 @@ class FakeExecutor:
     """An `Executor` with the fake model. Steps run in order, when their result is taken.
 
     lose: (request id, step) -> True makes the worker report that it lost the last half of its KV.
-    raise_at: steps that raise `RuntimeError` instead.
+    raise_at: steps that raise `RuntimeError` when they are done.
+    interrupt_at: steps that raise `KeyboardInterrupt` in the middle, once each.
     checked: False skips the simulated memory, for benchmarks.
     """
 
@@ -93,6 +94,7 @@ class FakeExecutor:
         vocab_size: int = 1000,
         lose: Callable[[str, int], bool] | None = None,
         raise_at: frozenset[int] = frozenset(),
+        interrupt_at: frozenset[int] = frozenset(),
         checked: bool = True,
     ) -> None:
         self.max_in_flight = max_in_flight
@@ -108,6 +110,7 @@ class FakeExecutor:
         self._vocab_size = vocab_size
         self._lose = lose
         self._raise_at = raise_at
+        self._interrupt_at = interrupt_at
         self._checked = checked
         self._states: dict[str, _WorkerState] = {}
         self._cells: dict[tuple[int, int], tuple[int, int]] = {}
@@ -136,6 +139,13 @@ class FakeExecutor:
     def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method of this object."""
         return [getattr(self, method)(*args, **kwargs)]
+
+    def reset(self) -> None:
+        """Forget every request and every plan in flight; memory stays."""
+        self._states.clear()
+        self._in_flight.clear()
+        self._written.clear()
+        self._sent_tables.clear()
 
     def call_plugin(self, plugin: str, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """There are no plugins here."""
@@ -208,6 +218,8 @@ class FakeExecutor:
                 list(new.token_ids), new.params, new.start, [list(table) for table in new.block_ids]
             )
             results[new.request_id] = self._advance(new.request_id, new.start, new.count, 0, plan.step)
+        if plan.step in self._interrupt_at:
+            raise KeyboardInterrupt
         for old in plan.continued:
             results[old.request_id] = self._continue(old, plan.step)
         if plan.step in self._raise_at:

@@ -59,6 +59,7 @@ class Simulation:
         lookahead: int = 0,
         lose: Callable[[str, int], bool] | None = None,
         raise_at: frozenset[int] = frozenset(),
+        interrupt_at: frozenset[int] = frozenset(),
         manager: Callable[[KVCacheBuild], KVCacheManager] = PagedKVCacheManager,
         scheduler: Callable[[SchedulerBuild], Any] = UnifiedScheduler,
     ) -> None:
@@ -70,6 +71,7 @@ class Simulation:
             proposer=proposer,
             lose=lose,
             raise_at=raise_at,
+            interrupt_at=interrupt_at,
         )
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens

@@ -89,7 +89,9 @@ def measure(num_seqs: int, prompt_tokens: int, budget: int, steps: int, warm: in
 
 def main() -> None:
     """Measure, print a table, write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "scheduler.json")
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []

@@ -53,8 +53,8 @@ class StartupReport:
             f"weights      {facts['weights_bytes'] / 2**20:.0f} MiB as {facts['dtype']} on {facts['device']}, "
             f"{facts['threads']} threads",
             f"KV cache     {self.kv_bytes / 2**20:.0f} MiB, {self.num_blocks} blocks of "
-            f"{self.layout.block_size} tokens; {self.concurrency:.1f} requests of {self.max_model_len} tokens at once "
-            "(kv_cache_memory)",
+            f"{self.layout.block_size} tokens; {self.concurrency:.1f} requests of {self.max_model_len} tokens at "
+            "once (kv_cache_memory)",
             f"scheduler    {scheduler.policy}, at most {scheduler.max_num_seqs} requests (max_num_seqs) and "
             f"{scheduler.max_num_batched_tokens} tokens a step (max_num_batched_tokens)",
             f"caching      prefix caching {'on' if self.config.cache.prefix_caching else 'off'}",

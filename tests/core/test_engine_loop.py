@@ -51,7 +51,9 @@ def test_failures_with_a_success_between_do_not_stop_it() -> None:
 
 @pytest.mark.parametrize("max_in_flight", [1, 3])
 def test_a_step_broken_off_in_the_middle_costs_no_token(max_in_flight: int) -> None:
-    sim = Simulation(interrupt_at=frozenset({0, 3, 4, 9}), max_in_flight=max_in_flight, max_num_batched_tokens=8)
+    sim = Simulation(
+        interrupt_at=frozenset({0, 3, 4, 9}), max_in_flight=max_in_flight, max_num_batched_tokens=8
+    )
     for i in range(4):
         sim.add(str(i), [i] * 9, max_tokens=8)
     interrupts = 0

@@ -8,7 +8,6 @@ Names resolve when they are first used, so that `import headrace` is quick and i
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from headrace.core.plugin.hookspecs import API_VERSION, hookimpl
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from headrace.llm import LLM
     from headrace.outputs import CompletionOutput, RequestOutput
 
-__version__ = version("headrace")
+    __version__: str
 
 __all__ = [
     "API_VERSION",
@@ -42,6 +41,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version  # slow to import, and seldom asked for
+
+        return version("headrace")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(

@@ -26,6 +26,10 @@ class AttentionShape:
     head_dim: int
     qkv_bias: bool = False
     out_bias: bool = False
+    window: int | None = None
+    """How many tokens a token sees, itself included; None: all."""
+    qk_norm_eps: float | None = None
+    """Queries and keys are normed, head by head, with this epsilon; None: they are not."""
 
 
 class SelfAttention:
@@ -59,8 +63,14 @@ class SelfAttention:
             out_features=(shape.hidden_size,),
             bias=shape.out_bias,
         )
+        self._norm = (
+            None if shape.qk_norm_eps is None else _HeadNorms(build, name, shape.head_dim, shape.qk_norm_eps)
+        )
         spec = build.attention_spec(
-            num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            window=shape.window,
         )
         self._layer = build.attention(name, spec, scale=shape.head_dim**-0.5)
 
@@ -71,8 +81,24 @@ class SelfAttention:
         q = q.contiguous().view(-1, self._num_heads, self._head_dim)
         k = k.contiguous().view(-1, self._num_kv_heads, self._head_dim)
         v = v.contiguous().view(-1, self._num_kv_heads, self._head_dim)
+        if self._norm is not None:
+            q, k = self._norm(q, k)
         q, k = self._rotary(positions, q, k, self._cos_sin)
         return self._out(ctx.attend(self._layer, q, k, v))
+
+
+class _HeadNorms:
+    """RMSNorm of each head of queries and keys, with weights shared by all heads."""
+
+    def __init__(self, build: ModelBuild, name: str, head_dim: int, eps: float) -> None:
+        self._rms_norm = build.op("rms_norm")
+        self._q_weight = build.weights.take(f"{name}.q_norm.weight", (head_dim,))
+        self._k_weight = build.weights.take(f"{name}.k_norm.weight", (head_dim,))
+        self._eps = eps
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Q [N, H, D] and k [N, K, D] -> the same, normed."""
+        return self._rms_norm(q, self._q_weight, self._eps), self._rms_norm(k, self._k_weight, self._eps)
 
 
 class GatedMLP:

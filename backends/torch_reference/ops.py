@@ -15,7 +15,17 @@ import torch.nn.functional as F
 
 from headrace.core.interfaces.ops import LinearFormat, Op
 
-__all__ = ["DenseLinear", "TorchOps", "add_rms_norm", "embedding", "rms_norm", "rotary", "silu_mul"]
+__all__ = [
+    "DenseLinear",
+    "TorchOps",
+    "add_rms_norm",
+    "embedding",
+    "gelu",
+    "layer_norm",
+    "rms_norm",
+    "rotary",
+    "silu_mul",
+]
 
 _DTYPES = ("float32", "bfloat16", "float16")
 _DEVICES = ("cpu", "cuda")
@@ -60,6 +70,16 @@ def rotary(
     return q, k
 
 
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [N, C], weight and bias [C] -> (x - mean(x)) / sqrt(var(x) + eps) · weight + bias; rounded once."""
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """x [N, C] -> x · Φ(x), with the error function."""
+    return F.gelu(x)
+
+
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
     """x [N, 2·C] -> silu(x[:, :C]) · x[:, C:], [N, C]."""
     gate, up = x.chunk(2, dim=-1)
@@ -88,7 +108,7 @@ class TorchOps:
 
     def __init__(self) -> None:
         exact: tuple[Callable[..., Any], ...] = (embedding, rotary)
-        others: tuple[Callable[..., Any], ...] = (rms_norm, add_rms_norm, silu_mul)
+        others: tuple[Callable[..., Any], ...] = (rms_norm, add_rms_norm, silu_mul, layer_norm, gelu)
         ops = [Op(fn.__name__, fn, row_invariant=True) for fn in exact]
         ops += [Op(fn.__name__, fn) for fn in others]
         self._ops = {op.name: op for op in ops}

@@ -56,7 +56,7 @@ class Piece:
     """Flat index into [n, K, S] of gathered slots outside a request's span, or None."""
     visible: torch.Tensor | None
     """Bool, True where a query sees a slot: [n · K, 1, 1, S] for decodes, [rows, slots] for a chunk. None: the
-    chunk is causal from position 0."""
+    chunk is causal from position 0 or, for a layer that is not causal, sees every slot."""
 
     @property
     def is_decode(self) -> bool:
@@ -74,7 +74,7 @@ class StepPages:
         self._seq_lens: list[int] = batch.seq_lens.tolist()
         self._table = batch.block_table.long()
         self._slots = batch.slot_mapping.clone()
-        self._pieces: dict[tuple[int, int, int | None], list[Piece]] = {}
+        self._pieces: dict[tuple[int, int, int | None, bool], list[Piece]] = {}
         self._targets: dict[tuple[int, int], torch.Tensor] = {}
         self._device = batch.block_table.device
         if self._table.data_ptr() == batch.block_table.data_ptr():
@@ -91,9 +91,9 @@ class StepPages:
             self._targets[key] = rows.reshape(-1)
         return self._targets[key]
 
-    def pieces(self, cache: PagedCache, window: int | None) -> list[Piece]:
-        """The pieces of this step for a layer with this cache and window."""
-        key = (cache.block_size, cache.num_kv_heads, window)
+    def pieces(self, cache: PagedCache, window: int | None, *, causal: bool = True) -> list[Piece]:
+        """The pieces of this step for a layer with this cache and window. `causal` False goes with no window."""
+        key = (cache.block_size, cache.num_kv_heads, window, causal)
         if key not in self._pieces:
             decodes = [r for r, count in enumerate(self._counts) if count == 1]
             groups = self._decode_groups(decodes, cache.block_size, window)
@@ -101,8 +101,11 @@ class StepPages:
             for r, count in enumerate(self._counts):
                 if count > 1:
                     for first in range(0, count, CHUNK_ROWS):
+                        rows = min(CHUNK_ROWS, count - first)
                         found.append(
-                            self._chunk_piece(r, first, min(CHUNK_ROWS, count - first), cache, window)
+                            self._chunk_piece(r, first, rows, cache, window)
+                            if causal
+                            else self._open_piece(r, first, rows, cache)
                         )
             self._pieces[key] = found
         return self._pieces[key]
@@ -164,6 +167,19 @@ class StepPages:
             slots=slice(low - first_block * size, end - first_block * size),
             unused=None,
             visible=visible,
+        )
+
+    def _open_piece(self, r: int, first_row: int, count: int, cache: PagedCache) -> Piece:
+        """Rows that see all tokens of their request."""
+        length, row = self._seq_lens[r], self._starts[r] + first_row
+        blocks = self._table[r : r + 1, : -(-length // cache.block_size)]
+        return Piece(
+            rows=slice(row, row + count),
+            pages=self._pages(blocks, cache.num_kv_heads),
+            num_requests=1,
+            slots=slice(0, length),
+            unused=None,
+            visible=None,
         )
 
     def _pages(self, blocks: torch.Tensor, num_heads: int) -> torch.Tensor:

@@ -8,6 +8,8 @@ A model asks for each op once, when it is built, and calls what it got. Built-in
 `rms_norm`         (x [N, …, C], weight [C], eps) -> like x; statistics in float32
 `add_rms_norm`     (x, residual, weight, eps) -> (normed, x + residual)
 `rotary`           (positions [N], q [N, H, D], k [N, K, D], cos_sin [P, D]) -> (q, k); halves rotated, in place
+`layer_norm`       (x [N, C], weight [C], bias [C], eps) -> like x; statistics in float32
+`gelu`             (x [N, C]) -> x · Φ(x), exact (no approximation by tanh)
 `silu_mul`         (x [N, 2·C]) -> silu(x[:, :C]) · x[:, C:]
 `linear`           by weight format: a `LinearFormat`, see below
 =================  ============================================================================

@@ -16,7 +16,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from headrace.core.errors import CheckpointError, nearest
 from headrace.models.tokenizers.gguf import CONTROL, GGUFTokenizer, Vocabulary, strings
 
-__all__ = ["WORDS", "WordRule", "build_bpe_tokenizer"]
+__all__ = ["WORDS", "WordRule", "build_bpe_tokenizer", "byte_alphabet"]
 
 _GPT2 = (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",)
 _MODERN = (
@@ -51,7 +51,7 @@ WORDS: Mapping[str, WordRule] = MappingProxyType(
 """By `tokenizer.ggml.pre`."""
 
 
-def _alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """Character → byte: printable bytes stand for themselves, the others for 256, 257, …"""
     printable = [
         *range(ord("!"), ord("~") + 1),
@@ -78,7 +78,7 @@ def build_bpe_tokenizer(data: Mapping[str, Any]) -> GGUFTokenizer:
     steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rule.patterns]
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
     engine.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    to_byte = {ord(character): byte for character, byte in _alphabet().items()}
+    to_byte = {ord(character): byte for character, byte in byte_alphabet().items()}
 
     def encode_text(text: str) -> list[int]:
         ids: list[int] = engine.encode(text, add_special_tokens=False).ids

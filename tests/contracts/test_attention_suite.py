@@ -73,6 +73,8 @@ class SimpleAttention:
     ) -> None:
         for row, request in enumerate(md.requests):
             position = int(md.batch.positions[row])
+            if not layer.causal:
+                position = int(md.batch.seq_lens[request]) - 1
             positions = self.visible(position, layer)
             blocks = self.blocks(md.batch.block_table[request].long(), request)
             size = cache[0].shape[1]
@@ -150,6 +152,21 @@ class SeesTheFuture(SimpleAttention):
     ) -> None:
         ends = md.batch.seq_lens[torch.tensor(md.requests)].long() - 1
         super().forward(layer, q, cache, Step(replace(md.batch, positions=ends), md.requests), out, lse)
+
+
+class AlwaysCausal(SimpleAttention):
+    """Does not look at `causal`."""
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        cache: Pages,
+        md: Step,
+        out: torch.Tensor,
+        lse: torch.Tensor | None = None,
+    ) -> None:
+        super().forward(replace(layer, causal=True), q, cache, md, out, lse)
 
 
 class NoSoftCap(SimpleAttention):
@@ -341,6 +358,7 @@ def test_a_simple_backend_passes(test: str) -> None:
         (NarrowWindow, ["test_windows", "test_random_decodes", "test_random_prefills"]),
         (PastLength, ["test_block_sizes", "test_random_prefills", "test_random_decodes"]),
         (SeesTheFuture, ["test_random_prefills", "test_random_mixed_batches", "test_random_chunks"]),
+        (AlwaysCausal, ["test_layers_that_are_not_causal"]),
         (NoSoftCap, ["test_soft_caps", "test_random_decodes"]),
         (NoSinks, ["test_sinks", "test_random_decodes"]),
         (LogBaseTwo, ["test_log_sum_exp", "test_random_decodes"]),

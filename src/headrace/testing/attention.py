@@ -10,6 +10,7 @@ reasons. What it does not refuse must be right.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from unittest import SkipTest
@@ -89,6 +90,13 @@ class AttentionBackendSuite:
     def test_sinks(self) -> None:
         """Sinks, alone and with a window."""
         self._run_specs([{"sinks": True}, {"sinks": True, "window": 9}])
+
+    def test_layers_that_are_not_causal(self) -> None:
+        """Whole prompts in which every token sees all the others, plain and with every feature."""
+        features: list[dict[str, Any]] = [{}, {"soft_cap": 2.0}, {"sinks": True}, {"block_size": 8}]
+        changes = [{"causal": False, **feature} for feature in features]
+        self._run_specs(changes, make_case=_whole_prompts)
+        self._run_specs(changes, lse=True, make_case=_whole_prompts)
 
     def test_log_sum_exp(self) -> None:
         """`lse` with every feature."""
@@ -185,9 +193,16 @@ class AttentionBackendSuite:
             case = random_case(seed, kind)
             run_case(backend, replace(case, spec=self._served(case.spec, backend)), self.device)
 
-    def _run_specs(self, changes: list[dict[str, Any]], *, lse: bool = False) -> None:
-        """Run prefill, mixed and decode steps for every spec and dtype that is served."""
+    def _run_specs(
+        self,
+        changes: list[dict[str, Any]],
+        *,
+        lse: bool = False,
+        make_case: Callable[[AttentionSpec, int, bool], AttentionCase] | None = None,
+    ) -> None:
+        """Run a case, by default with prefill, mixed and decode steps, for every spec and dtype that is served."""
         backend = self.make()
+        make_case = make_case or _all_kinds
         reasons: list[str] = []
         ran = 0
         for dtype in self.dtypes:
@@ -196,7 +211,7 @@ class AttentionBackendSuite:
                 refused = backend.why_not(spec, self.device)
                 reasons += refused
                 if not refused:
-                    run_case(backend, _all_kinds(spec, seed, lse), self.device)
+                    run_case(backend, make_case(spec, seed, lse), self.device)
                     ran += 1
         if not ran:
             raise SkipTest(f"{backend.name} refuses: {'; '.join(dict.fromkeys(reasons))}")
@@ -223,6 +238,13 @@ def _all_kinds(spec: AttentionSpec, seed: int, lse: bool) -> AttentionCase:
         (Chunk(2, 33, 34), Chunk(0, 39, 40), Chunk(1, 17, 18)),
     )
     return AttentionCase(spec, (40, 18, 34), steps, lse, seed)
+
+
+def _whole_prompts(spec: AttentionSpec, seed: int, lse: bool) -> AttentionCase:
+    """Prompts of a token, around a block's border, and of many blocks, each whole in its one step."""
+    lengths = (40, 1, 16, 17, 300, 2)
+    steps = tuple(tuple(Chunk(s, 0, lengths[s]) for s in step) for step in ((0, 1, 2), (5, 4, 3)))
+    return AttentionCase(spec, lengths, steps, lse, seed)
 
 
 def _check(holds: bool, what: str) -> None:

@@ -66,6 +66,7 @@ class PagedRun:
             window=spec.window,
             soft_cap=spec.soft_cap,
             sinks=draw(heads).to(device) if spec.sinks else None,
+            causal=spec.causal,
         )
         self.group = KVCacheGroup(window=spec.window, layers=(self.layer.name,))
         self._rng = random.Random(table_seed)
@@ -190,6 +191,7 @@ class PagedRun:
                 window=self.layer.window,
                 soft_cap=self.layer.soft_cap,
                 sinks=self.layer.sinks,
+                causal=self.layer.causal,
             )
 
     def check(

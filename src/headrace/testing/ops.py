@@ -23,7 +23,15 @@ from headrace.testing.reference import REFERENCE_OPS
 
 __all__ = ["OpSetSuite"]
 
-ARGUMENTS = {"embedding": 2, "rms_norm": 3, "add_rms_norm": 4, "rotary": 4, "silu_mul": 1}
+ARGUMENTS = {
+    "embedding": 2,
+    "rms_norm": 3,
+    "add_rms_norm": 4,
+    "rotary": 4,
+    "silu_mul": 1,
+    "layer_norm": 4,
+    "gelu": 1,
+}
 """How many arguments each built-in op is called with."""
 
 TOLERANCES = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 2e-2}
@@ -86,6 +94,14 @@ class OpSetSuite:
         """Halves rotated, in place."""
         self._compare("rotary", self._rotary_inputs, (64, 128, 32), in_place=(1, 2))
 
+    def test_layer_norm(self) -> None:
+        """Mean taken off, variance to one, weight and bias."""
+        self._compare("layer_norm", self._layer_norm_inputs, self.widths)
+
+    def test_gelu(self) -> None:
+        """With the error function, to its ends."""
+        self._compare("gelu", self._activation_inputs, self.widths)
+
     def test_silu_mul(self) -> None:
         """Gated activation."""
         self._compare("silu_mul", self._gate_inputs, self.widths)
@@ -116,6 +132,8 @@ class OpSetSuite:
             "add_rms_norm": self._add_norm_inputs,
             "rotary": self._rotary_inputs,
             "silu_mul": self._gate_inputs,
+            "layer_norm": self._layer_norm_inputs,
+            "gelu": self._activation_inputs,
         }
         claims = [op for name in inputs if (op := ops.get(name)) is not None and op.row_invariant]
         format = ops.linear("dense")
@@ -216,6 +234,13 @@ class OpSetSuite:
 
     def _gate_inputs(self, dtype: str, rows: int, width: int) -> list[Any]:
         return [self._draw(dtype, rows, 2 * width, scale=3.0)]
+
+    def _layer_norm_inputs(self, dtype: str, rows: int, width: int) -> list[Any]:
+        x = self._draw(dtype, rows, width, scale=3.0) + 2
+        return [x, self._draw(dtype, width), self._draw(dtype, 1, width).view(-1).flip(0), EPS]
+
+    def _activation_inputs(self, dtype: str, rows: int, width: int) -> list[Any]:
+        return [self._draw(dtype, rows, width, scale=3.0)]
 
     def _linear_inputs(
         self, dtype: str, rows: int, width: int, outputs: int

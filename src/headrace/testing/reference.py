@@ -20,10 +20,12 @@ def reference_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
+    causal: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Causal attention of one sequence: (out [n, H, D], lse [n, H]), float64.
+    """Attention of one sequence: (out [n, H, D], lse [n, H]), float64.
 
     q [n, H, D] are the tokens at positions first … first + n - 1; k_all, v_all [T, K, D] hold positions 0 … T - 1.
+    Without `causal` each of them sees all T.
     The log-sum-exp is that of the softmax's denominator, so it includes `sinks` [H].
     """
     group = q.shape[1] // k_all.shape[1]
@@ -33,14 +35,15 @@ def reference_attention(
     for row, query in enumerate(q.double()):
         position = first + row
         begin = 0 if window is None else max(0, position - window + 1)
-        scores = torch.einsum("hd,thd->ht", query, keys[begin : position + 1]) * scale
+        end = position + 1 if causal else len(keys)
+        scores = torch.einsum("hd,thd->ht", query, keys[begin:end]) * scale
         if soft_cap is not None:
             scores = soft_cap * torch.tanh(scores / soft_cap)
         total = torch.logsumexp(scores, dim=1)
         if sinks is not None:
             total = torch.logaddexp(total, sinks.double())
         weights = torch.exp(scores - total[:, None])
-        out.append(torch.einsum("ht,thd->hd", weights, values[begin : position + 1]))
+        out.append(torch.einsum("ht,thd->hd", weights, values[begin:end]))
         lse.append(total)
     return torch.stack(out), torch.stack(lse)
 
@@ -74,6 +77,18 @@ def _rotary(
     return turned[0], turned[1]
 
 
+def _layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.double()
+    centred = wide - wide.mean(-1, keepdim=True)
+    variance = (centred * centred).mean(-1, keepdim=True)
+    return centred / torch.sqrt(variance + eps) * weight.double() + bias.double()
+
+
+def _gelu(x: torch.Tensor) -> torch.Tensor:
+    wide = x.double()
+    return wide * 0.5 * torch.erfc(-wide / 2**0.5)
+
+
 def _silu_mul(x: torch.Tensor) -> torch.Tensor:
     gate, up = x.double().chunk(2, dim=-1)
     return gate / (1 + torch.exp(-gate)) * up
@@ -90,6 +105,8 @@ REFERENCE_OPS: Mapping[str, Callable[..., Any]] = {
     "add_rms_norm": _add_rms_norm,
     "rotary": _rotary,
     "silu_mul": _silu_mul,
+    "layer_norm": _layer_norm,
+    "gelu": _gelu,
     "linear": _linear,
 }
 """The built-in ops by name, as in `headrace.core.interfaces.ops`, pure (nothing in place), in float64; `linear`

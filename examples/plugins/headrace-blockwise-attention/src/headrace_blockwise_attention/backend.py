@@ -40,7 +40,7 @@ class BlockwiseAttention:
     graph: Literal["never", "decode", "always"] = "never"
 
     def why_not(self, spec: AttentionSpec, device: str) -> list[str]:
-        """Any head size and feature, where K and V are kept in the type they come in."""
+        """Any head size and feature of causal layers, where K and V are kept in the type they come in."""
         reasons = []
         if device.split(":")[0] not in ("cpu", "cuda"):
             reasons.append(f"device {device} (runs on: cpu, cuda)")
@@ -48,6 +48,8 @@ class BlockwiseAttention:
             reasons.append(f"dtype {spec.dtype} (serves: {', '.join(DTYPES)})")
         if spec.kv_dtype != spec.dtype:
             reasons.append(f"KV dtype {spec.kv_dtype} (serves: the model's dtype, {spec.dtype})")
+        if not spec.causal:
+            reasons.append("layers that are not causal")
         return reasons
 
     def layout(self, spec: AttentionSpec) -> CacheSpec:

@@ -25,6 +25,9 @@ from headrace.models.layers import (
 )
 from headrace.models.rope import Rope, cos_sin_table, read_rope
 
+FREQUENCY_FACTORS = "model.rotary_emb.freq_factors"
+"""What GGUF files of Llama 3.1 and later carry in place of a `rope_scaling`."""
+
 __all__ = ["DecoderConfig", "DecoderModel", "read_decoder", "read_windows"]
 
 
@@ -137,7 +140,10 @@ class DecoderModel:
         self._embedding = build.weights.take(
             "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)
         )
-        cos_sin = cos_sin_table(config.rope, config.head_dim, build.max_model_len, build.device)
+        factors = None
+        if FREQUENCY_FACTORS in build.weights:
+            factors = build.weights.take(FREQUENCY_FACTORS, (config.head_dim // 2,))
+        cos_sin = cos_sin_table(config.rope, config.head_dim, build.max_model_len, build.device, factors)
         self._layers = [_layer(build, index, config, cos_sin) for index in range(config.num_layers)]
         self._norm = build.weights.take("model.norm.weight", (config.hidden_size,))
         self._head = self._output_projection(build, config)

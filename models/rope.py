@@ -91,8 +91,16 @@ def _frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
     return frequencies
 
 
-def cos_sin_table(rope: Rope, head_dim: int, length: int, device: str = "cpu") -> torch.Tensor:
-    """Return [P, D] float32 for positions [0, P): cosines in the first half of a row, sines in the second."""
+def cos_sin_table(
+    rope: Rope, head_dim: int, length: int, device: str = "cpu", factors: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return [P, D] float32 for positions [0, P): cosines in the first half of a row, sines in the second.
+
+    factors: [D / 2], what the frequencies are divided by, where a checkpoint has that instead of a `rope_scaling`.
+    """
     positions = torch.arange(length, dtype=torch.float32)
-    angles = positions[:, None] * _frequencies(rope, head_dim)[None, :]
+    frequencies = _frequencies(rope, head_dim)
+    if factors is not None:
+        frequencies = frequencies / factors.float()
+    angles = positions[:, None] * frequencies[None, :]
     return torch.cat((angles.cos(), angles.sin()), dim=-1).to(device)

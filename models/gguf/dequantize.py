@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from headrace.models.gguf.k_quants import decode_q2_k, decode_q3_k, decode_q4_k, decode_q5_k, decode_q6_k
+
 __all__ = ["ENCODINGS", "UNSUPPORTED", "Encoding", "decode_blocks"]
 
 Bytes = npt.NDArray[np.uint8]
@@ -76,6 +78,36 @@ def _decode_q4_1(blocks: Bytes, out: Floats) -> None:
     out += minimum
 
 
+def _decode_q4_0(blocks: Bytes, out: Floats) -> None:
+    # float16 scale, 16 bytes of nibbles as in Q4_1; 8 stands for zero.
+    scale = _view(blocks, 0, 2, "<f2").astype(np.float32)
+    packed = blocks[:, 2:]
+    np.multiply((packed & 15).astype(np.int8) - np.int8(8), scale, out=out[:, :16])
+    np.multiply((packed >> 4).astype(np.int8) - np.int8(8), scale, out=out[:, 16:])
+
+
+def _five_bits(fifth: Bytes, packed: Bytes) -> npt.NDArray[np.uint8]:
+    """[n, 32] numbers of 4 bytes with a fifth bit each and 16 bytes of nibbles."""
+    bits = _view(fifth, 0, 4, "<u4") >> np.arange(32, dtype=np.uint32)
+    nibbles = np.concatenate([packed & 15, packed >> 4], axis=1)
+    numbers: npt.NDArray[np.uint8] = nibbles | ((bits & 1).astype(np.uint8) << 4)
+    return numbers
+
+
+def _decode_q5_0(blocks: Bytes, out: Floats) -> None:
+    # float16 scale, 4 bytes of fifth bits, 16 bytes of nibbles; 16 stands for zero.
+    scale = _view(blocks, 0, 2, "<f2").astype(np.float32)
+    np.multiply(_five_bits(blocks[:, 2:6], blocks[:, 6:]).astype(np.int8) - np.int8(16), scale, out=out)
+
+
+def _decode_q5_1(blocks: Bytes, out: Floats) -> None:
+    # float16 scale, float16 minimum, 4 bytes of fifth bits, 16 bytes of nibbles.
+    scale = _view(blocks, 0, 2, "<f2").astype(np.float32)
+    minimum = _view(blocks, 2, 4, "<f2").astype(np.float32)
+    np.multiply(_five_bits(blocks[:, 4:8], blocks[:, 8:]), scale, out=out)
+    out += minimum
+
+
 ENCODINGS: Mapping[int, Encoding] = MappingProxyType(
     {
         encoding.code: encoding
@@ -83,8 +115,16 @@ ENCODINGS: Mapping[int, Encoding] = MappingProxyType(
             Encoding(0, "F32", 1, 4, _decode_f32),
             Encoding(1, "F16", 1, 2, _decode_f16),
             Encoding(30, "BF16", 1, 2, _decode_bf16),
+            Encoding(2, "Q4_0", 32, 18, _decode_q4_0),
             Encoding(3, "Q4_1", 32, 20, _decode_q4_1),
+            Encoding(6, "Q5_0", 32, 22, _decode_q5_0),
+            Encoding(7, "Q5_1", 32, 24, _decode_q5_1),
             Encoding(8, "Q8_0", 32, 34, _decode_q8_0),
+            Encoding(10, "Q2_K", 256, 84, decode_q2_k),
+            Encoding(11, "Q3_K", 256, 110, decode_q3_k),
+            Encoding(12, "Q4_K", 256, 144, decode_q4_k),
+            Encoding(13, "Q5_K", 256, 176, decode_q5_k),
+            Encoding(14, "Q6_K", 256, 210, decode_q6_k),
         )
     }
 )
@@ -92,15 +132,7 @@ ENCODINGS: Mapping[int, Encoding] = MappingProxyType(
 
 UNSUPPORTED: Mapping[int, str] = MappingProxyType(
     {
-        2: "Q4_0",
-        6: "Q5_0",
-        7: "Q5_1",
         9: "Q8_1",
-        10: "Q2_K",
-        11: "Q3_K",
-        12: "Q4_K",
-        13: "Q5_K",
-        14: "Q6_K",
         15: "Q8_K",
         16: "IQ2_XXS",
         17: "IQ2_XS",

@@ -88,7 +88,25 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             tensors=_DECODER_TENSORS,
             layer_tensors=_DECODER_LAYER,
             permuted=MappingProxyType({"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}),
-        )
+        ),
+        "qwen2": Architecture(
+            model_type="qwen2",
+            hf_class="Qwen2ForCausalLM",
+            sizes=_DECODER_SIZES,
+            tensors=_DECODER_TENSORS,
+            layer_tensors=_DECODER_LAYER,
+            permuted=MappingProxyType({}),
+        ),
+        "qwen3": Architecture(
+            model_type="qwen3",
+            hf_class="Qwen3ForCausalLM",
+            sizes=_DECODER_SIZES,
+            tensors=_DECODER_TENSORS,
+            layer_tensors=MappingProxyType(
+                {**_DECODER_LAYER, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+            ),
+            permuted=MappingProxyType({}),
+        ),
     }
 )
 """By `general.architecture`."""

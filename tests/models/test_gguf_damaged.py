@@ -156,8 +156,8 @@ HUGE = 1 << 62
             "tensors 't' and 'u' overlap",
         ),
         (
-            header(tensors=tensor_entry("t", (32, 2), code=12), num_tensors=1) + bytes(99),
-            "encoding Q4_K, which is not supported; supported: F32, F16, BF16, Q4_1, Q8_0",
+            header(tensors=tensor_entry("t", (32, 2), code=23), num_tensors=1) + bytes(99),
+            "encoding IQ4_XS, which is not supported; supported: F32, F16, BF16, Q4_0, Q4_1",
         ),
         (
             header(tensors=tensor_entry("t", (32, 2), code=77), num_tensors=1) + bytes(99),

@@ -236,14 +236,15 @@ def test_a_folder_holds_one_gguf_file(tmp_path: Path, tiny_gguf: TinyGGUF, model
     folder = tmp_path / "folder"
     folder.mkdir()
     with pytest.raises(
-        CheckpointError, match=r"holds no checkpoint of a format known here \(gguf\); it holds: nothing"
+        CheckpointError,
+        match=r"holds no checkpoint of a format known here \(gguf, safetensors\); it holds: nothing",
     ):
         open_checkpoint(folder, models_registry)
     (folder / "notes.txt").write_text("hello")
     with pytest.raises(CheckpointError, match=r"it holds: notes\.txt"):
         open_checkpoint(folder, models_registry)
     with pytest.raises(
-        CheckpointError, match=r"notes\.txt is no checkpoint .*\(gguf\): it starts with b'hello'"
+        CheckpointError, match=r"notes\.txt is no checkpoint .*\(gguf, safetensors\): it starts with b'hello'"
     ):
         open_checkpoint(folder / "notes.txt", models_registry)
     with pytest.raises(CheckpointError, match="does not exist"):

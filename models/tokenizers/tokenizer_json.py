@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +13,9 @@ from headrace.core.errors import CheckpointError
 from headrace.models.tokenizers.gguf_bpe import byte_alphabet
 
 __all__ = ["TokenizerJson", "build_json_tokenizer"]
+
+NEVER = -1e9
+"""A log-probability that no segmentation wins with."""
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -25,12 +29,24 @@ def build_json_tokenizer(data: Mapping[str, Any]) -> TokenizerJson:
         with open(path, encoding="utf-8") as file:
             text = file.read()
         # Two of them, since how special spellings are read is a setting of the object.
-        return TokenizerJson(Tokenizer.from_str(text), Tokenizer.from_str(text), data)
+        return TokenizerJson(Tokenizer.from_str(text), Tokenizer.from_str(_without_specials(text)), data)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
     except Exception as error:
         # The library raises plain `Exception` for whatever is wrong with a file.
         raise CheckpointError(f"{path} is damaged or of an unknown kind: {error}") from error
+
+
+def _without_specials(text: str) -> str:
+    """Let a Unigram model no longer find the spellings of special tokens in plain text; others do not."""
+    file = json.loads(text)
+    if file["model"].get("type") != "Unigram":
+        return text
+    special = {token["content"] for token in file["added_tokens"] if token["special"]}
+    file["model"]["vocab"] = [
+        [piece, NEVER if piece in special else score] for piece, score in file["model"]["vocab"]
+    ]
+    return json.dumps(file)
 
 
 class TokenizerJson:

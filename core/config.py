@@ -138,6 +138,10 @@ class EngineConfig(Section):
     )
     max_logprobs: int = option(20, "Most logprobs a request may ask for a token; -1: no limit.", ge=-1)
     model_impl: str = option("auto", "Which definition builds the model; auto: by its architecture.")
+    generation_config: Literal["auto", "none"] = option(
+        "auto",
+        "Sampling defaults: auto takes the model's own where a request sets nothing, none leaves them out.",
+    )
     show_report: bool = option(True, "Write the start-up report to standard error.")
     scheduler: SchedulerSection = SchedulerSection()
     cache: CacheSection = CacheSection()

@@ -96,6 +96,12 @@ def _bert() -> ModelDefinition:
     return BertDefinition()
 
 
+def _transformers() -> ModelDefinition:
+    from headrace.models.bridge.definition import BridgeDefinition
+
+    return BridgeDefinition()
+
+
 @hookimpl
 def headrace_register(registrar: Registrar, options: Any) -> None:
     """Register sources, loaders, tokenizers and architectures."""
@@ -112,3 +118,4 @@ def headrace_register(registrar: Registrar, options: Any) -> None:
     registrar.model("mistral", _mistral)
     registrar.model("qwen2", _qwen2)
     registrar.model("qwen3", _qwen3)
+    registrar.model("transformers", _transformers)

@@ -118,6 +118,37 @@ def tiny_gguf() -> Callable[..., Path]:
     return write_tiny_gguf
 
 
+def write_tiny_bert(path: Path, architecture: str = "BertModel", **config: Any) -> Path:
+    """Write an encoder of two small random layers: 4 heads of size 16, 64 tokens, 48 positions, no tokenizer."""
+    import torch
+
+    with quiet_transformers():
+        import transformers
+
+        torch.manual_seed(0)
+        sizes = {
+            "vocab_size": 64,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 48,
+            "initializer_range": 0.2,
+        }
+        model = getattr(transformers, architecture)(transformers.BertConfig(**(sizes | config)))
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # norms and biases begin as ones and zeros, which hide mistakes
+                torch.nn.init.normal_(parameter, mean=0.5, std=0.3)
+        model.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_bert() -> Callable[..., Path]:
+    """The writer of tiny BERT folders: `tiny_bert(path, architecture, **config)`."""
+    return write_tiny_bert
+
+
 class Oracle:
     """Hugging Face transformers on the same weights in float32. It takes ids: text is not its business."""
 
@@ -130,6 +161,13 @@ class Oracle:
 
         with torch.inference_mode():
             return self._model(torch.tensor([list(ids)])).logits[0].float()
+
+    def hidden(self, ids: Sequence[int]) -> torch.Tensor:
+        """Return what the last norm gives, float32 [len(ids), C]."""
+        import torch
+
+        with torch.inference_mode():
+            return self._model.model(torch.tensor([list(ids)])).last_hidden_state[0].float()
 
     def greedy(self, ids: Sequence[int], n: int, eos: Collection[int] = ()) -> list[int]:
         """Return the n most likely next ids, one by one; fewer where one of `eos` comes, which is the last."""
@@ -222,3 +260,26 @@ def oracle(smollm2_path: Path) -> Oracle:
         folder = converted_reference(smollm2_path, ALIASES["smollm2"].sha256)
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return Oracle(model.eval())
+
+
+@pytest.fixture
+def tiny_llama_folder(tmp_path: Path) -> Path:
+    """A random Llama of two layers, saved as a Hugging Face folder; 128 tokens, no tokenizer."""
+    import torch
+
+    with quiet_transformers():
+        import transformers
+
+        torch.manual_seed(0)
+        config = transformers.LlamaConfig(
+            vocab_size=128,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=128,
+        )
+        folder = tmp_path / "tiny-llama"
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder

@@ -21,6 +21,7 @@ __all__ = [
     "add_rms_norm",
     "embedding",
     "gelu",
+    "gelu_mul",
     "layer_norm",
     "rms_norm",
     "rotary",
@@ -86,6 +87,12 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
     return F.silu(gate).mul_(up)
 
 
+def gelu_mul(x: torch.Tensor) -> torch.Tensor:
+    """x [N, 2·C] -> gelu(x[:, :C]) · x[:, C:], [N, C]; gelu approximated by tanh."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh").mul_(up)
+
+
 class DenseLinear:
     """Weights as they are, `[out, in]` in the type of x, multiplied by `torch.nn.functional.linear`."""
 
@@ -108,7 +115,14 @@ class TorchOps:
 
     def __init__(self) -> None:
         exact: tuple[Callable[..., Any], ...] = (embedding, rotary)
-        others: tuple[Callable[..., Any], ...] = (rms_norm, add_rms_norm, silu_mul, layer_norm, gelu)
+        others: tuple[Callable[..., Any], ...] = (
+            rms_norm,
+            add_rms_norm,
+            silu_mul,
+            gelu_mul,
+            layer_norm,
+            gelu,
+        )
         ops = [Op(fn.__name__, fn, row_invariant=True) for fn in exact]
         ops += [Op(fn.__name__, fn) for fn in others]
         self._ops = {op.name: op for op in ops}

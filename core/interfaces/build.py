@@ -37,6 +37,10 @@ class FrontContext:
     chat_template: str | None
     eos_token_ids: tuple[int, ...] = ()
     """Ids that end an answer: the tokenizer's, and those of the model's generation configuration."""
+    causal: bool = True
+    """False: the model is an encoder, which has hidden states and no logits."""
+    model_path: Path | None = None
+    """The checkpoint, a file or a folder."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class CoreContext:
     registry: Registry
     wake: Callable[[], None]
     """Thread-safe: the loop looks at parked requests again."""
+    causal: bool = True
+    """False: a token sees those behind it as well, so a prompt runs whole in one step or not at all."""
 
 
 @dataclass(frozen=True)

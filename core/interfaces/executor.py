@@ -72,7 +72,10 @@ class Executor(Protocol):
         ...
 
     def report(self) -> Mapping[str, Any]:
-        """Facts for the start-up report: parameters, weight bytes, backend, why others were not taken, …"""
+        """Facts for the start-up report: parameters, weight bytes, backend, why others were not taken, …
+
+        `causal`: False where a layer is not; where it is missing all are.
+        """
         ...
 
     def metrics(self) -> Mapping[str, float]:

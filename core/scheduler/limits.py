@@ -28,16 +28,18 @@ class RequestLimits:
         prompt, limit = len(request.prompt_token_ids), self._max_model_len
         if prompt == 0:
             raise RequestError("the prompt is empty: there is no token to start from", param="prompt")
-        if prompt >= limit:
+        answer = 0 if request.params.max_tokens == 0 else 1
+        if prompt + answer > limit:
+            beside = " beside one answer token" if answer else ""
             raise RequestError(
-                f"the prompt has {prompt} tokens, and with max_model_len {limit} at most {limit - 1} fit beside "
-                "one answer token; shorten it, or start with a larger max_model_len",
+                f"the prompt has {prompt} tokens, and with max_model_len {limit} at most {limit - answer} fit"
+                f"{beside}; shorten it, or start with a larger max_model_len",
                 param="prompt",
             )
-        if prompt >= self.capacity:
+        if prompt + answer > self.capacity:
             raise RequestError(
-                f"the prompt has {prompt} tokens and needs {self._kv.blocks_needed(prompt + 1)} KV blocks; there "
-                f"are {self._kv.num_blocks}, enough for {self.capacity} tokens, prompt and answer together; "
+                f"the prompt has {prompt} tokens and needs {self._kv.blocks_needed(prompt + answer)} KV blocks; "
+                f"there are {self._kv.num_blocks}, enough for {self.capacity} tokens, prompt and answer together; "
                 "shorten it, or start with more kv_cache_memory (num_kv_blocks)",
                 param="prompt",
             )

@@ -306,7 +306,9 @@ class UnifiedScheduler:
             return
         victim = self._victim(self._running, request) if self._running else None
         if victim is None and not self._running:
-            victim = next((parked for parked in self._parked if parked.block_ids), None)
+            # Who was parked while it ran keeps its blocks, also once it waits in the queue again.
+            idle = [*self._parked, *self._queue]
+            victim = next((other for other in idle if other.block_ids and other is not request), None)
         if victim is not None:
             self._preempt(victim, step)
 

@@ -2,3 +2,5 @@
 
 Nothing here imports `transformers` before it is called: the package is an extra (`pip install headrace[bridge]`).
 """
+
+__all__: list[str] = []

@@ -21,15 +21,15 @@ def sight_of(mask_function: Callable[..., Any], length: int) -> Sight:
     A window of at least `length` is none. The rows are the last two, which tell a window from a chunk, the middle
     one and the first two.
     """
-    keys = torch.arange(length)
-    zero = torch.zeros((), dtype=torch.long)
-    seen = {}
-    for row in {length - 1, length - 2, length // 2, 1, 0}:
-        visible = mask_function(zero, zero, torch.tensor(row), keys)
-        seen[row] = torch.as_tensor(visible).expand(length)
-    window = int(seen[length - 1].sum())
-    for row, visible in seen.items():
-        expected = (keys <= row) & (keys > row - window)
-        if not torch.equal(visible, expected):
-            return OTHER
+    with torch.device("cpu"):
+        keys = torch.arange(length)
+        zero = torch.zeros((), dtype=torch.long)
+        seen = {}
+        for row in {length - 1, length - 2, length // 2, 1, 0}:
+            visible = mask_function(zero, zero, torch.tensor(row), keys)
+            seen[row] = torch.as_tensor(visible).expand(length)
+        window = int(seen[length - 1].sum())
+        rows = [torch.equal(visible, (keys <= row) & (keys > row - window)) for row, visible in seen.items()]
+    if not all(rows):
+        return OTHER
     return None if window >= length else window

@@ -6,7 +6,7 @@ makes to the attention interface, and in the mask it was given. So both are writ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,29 +14,14 @@ import torch
 from torch import nn
 
 from headrace.core.errors import CheckpointError
+from headrace.models.bridge.calls import CallFacts, Courier, attention_call, read_call
+from headrace.models.bridge.head import OutputHead
 from headrace.models.bridge.masks import OTHER, Sight, sight_of
 
-__all__ = ["CallFacts", "ProbedLayer", "ProbedModel", "probe_model", "read_call"]
+__all__ = ["ProbedLayer", "ProbedModel", "probe_model"]
 
 _PROBE = "headrace_probe"
 _TOKENS = 3
-_KNOWN = frozenset({"scaling", "dropout", "sliding_window", "softcap", "s_aux"})
-_HARMLESS = frozenset({"is_causal", "position_ids", "use_cache", "cache_position", "headrace_call", "return_dict"})
-"""Arguments of a call that say nothing our attention has to heed."""
-
-
-@dataclass(frozen=True)
-class CallFacts:
-    """What a layer's call says besides tensors; it must say the same at every step."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    window: int | None
-    """As passed, which is not always what the mask did."""
-    soft_cap: float | None
-    sinks: bool
 
 
 @dataclass(frozen=True)
@@ -57,42 +42,10 @@ class ProbedModel:
     """What the rehearsal showed."""
 
     layers: tuple[ProbedLayer, ...]
+    passes_arguments: bool
+    """Whether keyword arguments of the forward reach the attention."""
     products: frozenset[str]
     """`nn.Linear` modules used as plain products: called, and their weights touched by nobody else."""
-
-
-def read_call(
-    name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, arguments: Mapping[str, Any]
-) -> CallFacts:
-    """Return the facts of a call with q [1, H, N, D], k and v [1, K, N, D].
-
-    Raises `CheckpointError` for arguments our attention does not know.
-    """
-    strange = [
-        key
-        for key, value in arguments.items()
-        if value is not None and value is not False and key not in _KNOWN and key not in _HARMLESS
-    ]
-    if strange:
-        raise CheckpointError(f"{name} passes {', '.join(strange)} to its attention, which is not supported")
-    if arguments.get("dropout"):
-        raise CheckpointError(f"{name} uses dropout, which is for training")
-    if q.shape[-1] != k.shape[-1] or k.shape != v.shape:
-        raise CheckpointError(
-            f"{name} has heads of different sizes: queries {q.shape[-1]}, keys {k.shape[-1]}, values {v.shape[-1]}; "
-            "they must be equal"
-        )
-    scale = arguments.get("scaling")
-    window, cap = arguments.get("sliding_window"), arguments.get("softcap")
-    return CallFacts(
-        num_heads=q.shape[1],
-        num_kv_heads=k.shape[1],
-        head_dim=q.shape[-1],
-        scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
-        window=None if window is None else int(window),
-        soft_cap=None if cap is None else float(cap),
-        sinks=arguments.get("s_aux") is not None,
-    )
 
 
 class _Watched(nn.Linear):
@@ -105,7 +58,8 @@ class _Watched(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.__dict__["used"] = True
-        return nn.functional.linear(x, self._parameters["weight"], self._parameters["bias"])
+        weight: Any = self._parameters["weight"]
+        return nn.functional.linear(x, weight, self._parameters["bias"])
 
 
 class _Recorder:
@@ -117,6 +71,8 @@ class _Recorder:
         self._length = length
         self._masks: list[tuple[torch.Tensor, Sight]] = []
         self.layers: dict[str, ProbedLayer] = {}
+        self.passed = 0
+        """Calls that came by way of the keyword arguments."""
 
     def mask(self, *, mask_function: Callable[..., Any]) -> torch.Tensor:
         """Return a tensor that stands for a mask, and keep what it shows."""
@@ -144,6 +100,11 @@ class _Recorder:
         self.layers[name] = ProbedLayer(name, facts, self._sight(name, mask, facts), sinks)
         return torch.empty((1, q.shape[2], q.shape[1], q.shape[3]), dtype=q.dtype, device="meta"), None
 
+    def attend_passed(self, *tensors: Any, **arguments: Any) -> tuple[torch.Tensor, None]:
+        """Do the same, by way of the keyword arguments."""
+        self.passed += 1
+        return self.attend(*tensors, **arguments)
+
     def _sight(self, name: str, mask: torch.Tensor | None, facts: CallFacts) -> int | None:
         found = [sight for stand_in, sight in self._masks if stand_in is mask]
         if not found:
@@ -167,11 +128,13 @@ def probe_model(cls: Any, config: Any, length: int) -> ProbedModel:
     try:
         return _probe(cls, config, length)
     except CheckpointError as error:
-        raise CheckpointError(f"{cls.__name__} cannot run through transformers' attention interface: {error}") from error
+        raise CheckpointError(
+            f"{cls.__name__} cannot run through transformers' attention interface: {error}"
+        ) from error
     except (TypeError, ValueError, KeyError, AttributeError, RuntimeError, IndexError, ImportError) as error:
         raise CheckpointError(
-            f"{cls.__name__} cannot run through transformers' attention interface: a trial run without weights failed "
-            f"with {type(error).__name__}: {error}"
+            f"{cls.__name__} cannot run through transformers' attention interface: a trial run without weights "
+            f"failed with {type(error).__name__}: {error}"
         ) from error
 
 
@@ -179,7 +142,7 @@ def _probe(cls: Any, config: Any, length: int) -> ProbedModel:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     # These only pass on to the recorder, which rides in the call and in the configuration: nothing is shared.
-    AttentionInterface.register(_PROBE, _pass_attention)
+    AttentionInterface.register(_PROBE, attention_call)
     AttentionMaskInterface.register(_PROBE, _pass_mask)
     with torch.device("meta"):
         model = cls._from_config(
@@ -194,22 +157,24 @@ def _probe(cls: Any, config: Any, length: int) -> ProbedModel:
         raise CheckpointError("it is not built as a decoder with a head")
     width = model.get_input_embeddings().weight.shape[1]
     for module in model.modules():
-        own = getattr(module, "config", None)
+        own: Any = getattr(module, "config", None)
         if own is not None:
             own.headrace_probe = recorder
     with torch.no_grad(), torch.device("meta"):
-        hidden = base(
-            inputs_embeds=torch.empty((1, _TOKENS, width)),
-            attention_mask=torch.ones((1, _TOKENS), dtype=torch.long),
-            position_ids=torch.arange(_TOKENS)[None],
-            use_cache=False,
-            headrace_call=recorder.attend,
-        )
-    del hidden
+        inputs = {
+            "inputs_embeds": torch.empty((1, _TOKENS, width)),
+            "attention_mask": torch.ones((1, _TOKENS), dtype=torch.long),
+            "position_ids": torch.arange(_TOKENS)[None],
+            "use_cache": False,
+        }
+        waiting = Courier(model.modules(), passed_down=False)
+        hidden = waiting.run(base, recorder.attend, **inputs, headrace_call=recorder.attend_passed)
+        OutputHead(model)(hidden.last_hidden_state[0])
     _check_count(recorder, config)
     watched = {name: module for name, module in model.named_modules() if isinstance(module, _Watched)}
     products = [name for name, m in watched.items() if m.__dict__.get("used") and not m.__dict__.get("read")]
-    return ProbedModel(tuple(recorder.layers.values()), frozenset(products))
+    passes = recorder.passed == len(recorder.layers)
+    return ProbedModel(tuple(recorder.layers.values()), passes, frozenset(products))
 
 
 def _check_count(recorder: _Recorder, config: Any) -> None:
@@ -220,20 +185,6 @@ def _check_count(recorder: _Recorder, config: Any) -> None:
         raise CheckpointError(
             f"{found} of its {expected} layers call it; the others mix tokens in a way of their own"
         )
-
-
-def _pass_attention(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    headrace_call: Callable[..., Any] | None = None,
-    **arguments: Any,
-) -> Any:
-    if headrace_call is None:
-        raise CheckpointError("it does not pass keyword arguments down to its attention")
-    return headrace_call(module, query, key, value, attention_mask, **arguments)
 
 
 def _pass_mask(*, config: Any, mask_function: Callable[..., Any], **_: Any) -> torch.Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeGuard
 
 from headrace.core.errors import CheckpointError, nearest
 
@@ -95,7 +95,7 @@ def _place(path: Path, name: str, entry: Any, base: int, size: int) -> TensorPla
     return TensorPlace(name, encoding, tuple(shape), base + start, nbytes)
 
 
-def _naturals(value: Any) -> bool:
+def _naturals(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**63 for item in value)
 
 

@@ -15,8 +15,8 @@ from headrace.models.tokenizers.gguf_bpe import byte_alphabet
 __all__ = ["TokenizerJson", "build_json_tokenizer"]
 
 HIDDEN = "\0\0"
-"""In front of a piece, keeps it from being found. A very low score would not do: unknown characters cost more than the
-lowest score there is."""
+"""In front of a piece, keeps it from being found. A very low score would not do: unknown characters cost more than
+the lowest score there is."""
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -55,6 +55,10 @@ class TokenizerJson:
 
     def __init__(self, trusted: Tokenizer, plain: Tokenizer, data: Mapping[str, Any]) -> None:
         plain.encode_special_tokens = True
+        for engine in (trusted, plain):
+            # Files of sentence encoders ask for texts to be filled up, or cut, to one length.
+            engine.no_padding()
+            engine.no_truncation()
         self._trusted, self._plain = trusted, plain
         self.vocab_size: int = trusted.get_vocab_size(with_added_tokens=True)
         added = trusted.get_added_tokens_decoder()

@@ -15,6 +15,7 @@ from headrace.core.plugin.hookspecs import API_VERSION, hookimpl
 if TYPE_CHECKING:
     from headrace.core.config import EngineConfig
     from headrace.core.sampling_params import SamplingParams
+    from headrace.embedding import EmbeddingOutput
     from headrace.llm import LLM
     from headrace.outputs import CompletionOutput, RequestOutput
 
@@ -24,6 +25,7 @@ __all__ = [
     "API_VERSION",
     "LLM",
     "CompletionOutput",
+    "EmbeddingOutput",
     "EngineConfig",
     "RequestOutput",
     "SamplingParams",
@@ -37,6 +39,7 @@ _HOMES = {
     "EngineConfig": "headrace.core.config",
     "RequestOutput": "headrace.outputs",
     "CompletionOutput": "headrace.outputs",
+    "EmbeddingOutput": "headrace.embedding",
 }
 
 

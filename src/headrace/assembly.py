@@ -24,7 +24,9 @@ from headrace.core.listeners import Listeners
 from headrace.core.plugin.registry import Registry
 from headrace.executors.process import available_memory
 from headrace.executors.selection import resolve_dtype
-from headrace.models.opening import build_tokenizer, model_definition, open_checkpoint, resolve_model
+from headrace.generation_defaults import GenerationDefaults
+from headrace.models.bridge.choose import definition_for
+from headrace.models.opening import build_tokenizer, open_checkpoint, resolve_model
 from headrace.report import StartupReport
 
 __all__ = ["Engine", "build_engine"]
@@ -43,6 +45,10 @@ class Engine:
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     max_model_len: int
+    causal: bool
+    """False: the model is an encoder."""
+    defaults: GenerationDefaults
+    """The model's own sampling defaults."""
     report: StartupReport
 
 
@@ -55,7 +61,8 @@ def build_engine(started: Started, progress: Progress | None = None) -> Engine:
     config, registry = started.config, started.plugins.registry
     path = resolve_model(config.model, registry, progress)
     checkpoint = open_checkpoint(path, registry)
-    model_len = _model_len(config, checkpoint, registry)
+    definition, chosen = definition_for(checkpoint.config, registry, config.model_impl)
+    model_len = _model_len(config, definition.max_model_len(checkpoint.config))
     tokenizer = build_tokenizer(checkpoint, registry)
     build = ExecutorBuild(
         config=config,
@@ -67,9 +74,14 @@ def build_engine(started: Started, progress: Progress | None = None) -> Engine:
     )
     executor: Executor = registry.get("executor", config.parallel.executor, option="executor").factory(build)
     executor.start()
+    causal = bool(executor.report().get("causal", True))
+    notes = [] if chosen is None else [chosen]
+    if not causal:
+        model_len, shorter = _one_step_len(config, model_len)
+        notes += shorter
     size = _size(config, executor, model_len)
     executor.allocate_kv(size.num_blocks)
-    core = _core(config, registry, executor, size)
+    core = _core(config, registry, executor, size, causal=causal)
     vocab_size = int(checkpoint.config["vocab_size"])
     context = FrontContext(
         config=config,
@@ -79,7 +91,10 @@ def build_engine(started: Started, progress: Progress | None = None) -> Engine:
         max_model_len=size.max_model_len,
         chat_template=checkpoint.chat_template,
         eos_token_ids=_eos_ids(checkpoint, tokenizer),
+        causal=causal,
+        model_path=path,
     )
+    defaults = GenerationDefaults(checkpoint.generation_config if config.generation_config == "auto" else {})
     processors = tuple(entry.factory(context) for entry in registry.entries("input_processor"))
     report = StartupReport(
         model=config.model,
@@ -90,7 +105,13 @@ def build_engine(started: Started, progress: Progress | None = None) -> Engine:
         num_blocks=size.num_blocks,
         max_model_len=size.max_model_len,
         plugins=[info.name for info in started.plugins.infos if info.state == "loaded"],
-        notes=[*started.notes, *size.notes, *_text_notes(checkpoint, tokenizer)],
+        notes=[
+            *started.notes,
+            *notes,
+            *size.notes,
+            *_text_notes(checkpoint, tokenizer, causal=causal),
+            *defaults.notes(),
+        ],
         seconds=time.perf_counter() - begun,
     )
     checkpoint.close()
@@ -104,13 +125,14 @@ def build_engine(started: Started, progress: Progress | None = None) -> Engine:
         eos_token_ids=context.eos_token_ids,
         vocab_size=vocab_size,
         max_model_len=size.max_model_len,
+        causal=causal,
+        defaults=defaults,
         report=report,
     )
 
 
-def _model_len(config: EngineConfig, checkpoint: Checkpoint, registry: Registry) -> int:
+def _model_len(config: EngineConfig, limit: int) -> int:
     """Return the longest request the model is made for, or the shorter one that was asked for."""
-    limit = model_definition(checkpoint.config, registry).max_model_len(checkpoint.config)
     asked = config.max_model_len
     if asked is not None and asked > limit:
         raise ConfigError(
@@ -119,6 +141,28 @@ def _model_len(config: EngineConfig, checkpoint: Checkpoint, registry: Registry)
             option="max_model_len",
         )
     return asked or limit
+
+
+def _one_step_len(config: EngineConfig, model_len: int) -> tuple[int, list[str]]:
+    """Return how long a prompt of an encoder may be, which one step must hold, with a note where that is shorter.
+
+    Raises `ConfigError` where the length was asked for.
+    """
+    scheduler = config.scheduler
+    threshold = scheduler.long_prefill_token_threshold
+    room, option = scheduler.max_num_batched_tokens, "max_num_batched_tokens"
+    if threshold and threshold < room:
+        room, option = threshold, "long_prefill_token_threshold"
+    if room >= model_len:
+        return model_len, []
+    shortage = f"an encoder reads a prompt whole, in one step, and {option} is {room}"
+    if config.max_model_len is not None or room < 2:
+        raise ConfigError(
+            f"{shortage}, which is less than max_model_len {model_len}; raise {option} to at least {model_len}, or "
+            "lower max_model_len",
+            option=option,
+        )
+    return room, [f"max_model_len lowered to {room}: {shortage}"]
 
 
 def _size(config: EngineConfig, executor: Executor, model_len: int) -> PoolSize:
@@ -136,16 +180,19 @@ def _size(config: EngineConfig, executor: Executor, model_len: int) -> PoolSize:
     )
 
 
-def _core(config: EngineConfig, registry: Registry, executor: Executor, size: PoolSize) -> EngineCore:
+def _core(
+    config: EngineConfig, registry: Registry, executor: Executor, size: PoolSize, *, causal: bool
+) -> EngineCore:
     """Build the scheduler with everything it asks, and the loop."""
     wake = threading.Event()
-    context = CoreContext(config=config, registry=registry, wake=wake.set)
+    context = CoreContext(config=config, registry=registry, wake=wake.set, causal=causal)
     listeners = Listeners([entry.factory(context) for entry in registry.entries("engine_listener")])
     kv = registry.get("kv_cache_manager", config.cache.manager, option="kv_cache_manager").factory(
         KVCacheBuild(
             layout=executor.kv_layout,
             num_blocks=size.num_blocks,
-            prefix_caching=config.cache.prefix_caching,
+            # What an encoder makes of a token depends on those behind it: nothing of it can be shared.
+            prefix_caching=config.cache.prefix_caching and causal,
             max_tokens_in_flight=config.scheduler.max_num_batched_tokens * executor.max_in_flight,
         )
     )
@@ -174,9 +221,11 @@ def _eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple[int, 
     return tuple(dict.fromkeys([*(tokenizer.eos_token_ids if tokenizer else ()), *more]))
 
 
-def _text_notes(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> list[str]:
+def _text_notes(checkpoint: Checkpoint, tokenizer: Tokenizer | None, *, causal: bool) -> list[str]:
     if tokenizer is None:
         return ["this model has no tokenizer: prompts and answers are token ids"]
+    if not causal:
+        return ["this model is an encoder: embed works; generate, chat and prefix caching do not"]
     if checkpoint.chat_template is None:
         return ["this model has no chat template: chat is not available unless one is given; generate works"]
     return []

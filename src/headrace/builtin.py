@@ -14,6 +14,7 @@ BUILTIN = (
     "headrace.plugins.logit_bias",
     "headrace.plugins.penalties",
     "headrace.plugins.engine_metrics",
+    "headrace.plugins.pooling",
 )
 """In the order of loading, which is the order in which `attention_backend: auto` tries them."""
 

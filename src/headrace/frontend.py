@@ -47,6 +47,7 @@ class FrontEnd:
         priority: int = 0,
     ) -> Prepared:
         """Check and tokenize. Raises `RequestError`; nothing was sent then."""
+        params = self._engine.defaults.apply(params)
         self._check_params(params)
         if priority and self._engine.config.scheduler.policy == "fcfs":
             raise RequestError(
@@ -61,10 +62,12 @@ class FrontEnd:
         if not ids:
             raise RequestError("no input processor turned the prompt into tokens", param="prompt")
         limit = self._engine.max_model_len
-        if len(ids) >= limit:
+        answer = 0 if item.params.max_tokens == 0 else 1
+        if len(ids) + answer > limit:
+            beside = " beside one answer token" if answer else ""
             raise RequestError(
-                f"the prompt has {len(ids)} tokens, and with max_model_len {limit} at most {limit - 1} fit beside "
-                "one answer token; shorten it, or start with a larger max_model_len",
+                f"the prompt has {len(ids)} tokens, and with max_model_len {limit} at most {limit - answer} fit"
+                f"{beside}; shorten it, or start with a larger max_model_len",
                 param="prompt",
             )
         name = request_id if request_id is not None else f"request-{next(self._ids)}"

@@ -17,6 +17,7 @@ from headrace.client import InProcessClient
 from headrace.configuration import Started, start_configuration
 from headrace.core.errors import EngineError, RequestError
 from headrace.core.sampling_params import SamplingParams
+from headrace.embedding import EmbeddingOutput, embedding_outputs, embedding_params
 from headrace.frontend import FrontEnd, Prepared
 from headrace.outputs import CompletionDelta, RequestOutput
 from headrace.progress import download_progress
@@ -124,6 +125,21 @@ class LLM:
         ]
         return self._run(texts, _chat_params(sampling_params), None, use_tqdm, is_chat=True)
 
+    def embed(
+        self, prompts: Any, *, pooling: str | None = None, normalize: bool = True, use_tqdm: bool = True
+    ) -> list[EmbeddingOutput]:
+        """Turn prompts, in every form `generate` takes, into vectors.
+
+        pooling: `mean` of all tokens, `cls` (the first) or `last`; None: what the checkpoint says, else `mean` for
+            encoders and `last` for other models.
+        normalize: scale each vector to length 1, so that a dot product is a cosine.
+
+        Returns one output a prompt, in their order. Raises `RequestError` before any compute if one prompt is wrong,
+        and afterwards if one failed.
+        """
+        params = embedding_params(pooling, normalize=normalize)
+        return embedding_outputs(self._run(_as_list(prompts), params, None, use_tqdm, is_chat=False))
+
     def stream(self, prompt: Any, sampling_params: SamplingParams | None = None) -> Iterator[CompletionDelta]:
         """Continue one prompt and yield what is new as it comes; closing the iterator ends the request."""
         return self._stream(prompt, sampling_params or SamplingParams(), is_chat=False)
@@ -188,7 +204,8 @@ class LLM:
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, as `generate` would."""
-        return self._front.prepare(text, SamplingParams(max_tokens=1)).front.prompt_token_ids
+        params = SamplingParams(max_tokens=1) if self.engine.causal else embedding_params()
+        return self._front.prepare(text, params).front.prompt_token_ids
 
     def shutdown(self) -> None:
         """Free model and memory; may be called twice."""

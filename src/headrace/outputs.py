@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from headrace.core.stash import Stash
+
 __all__ = [
     "CompletionDelta",
     "CompletionOutput",
@@ -87,6 +89,8 @@ class CompletionOutput:
     """Sum over the tokens kept; None where logprobs were not asked for."""
     error: str | None = None
     """What went wrong, where `finish_reason` is `"error"`."""
+    stash: Stash = field(default_factory=Stash, repr=False)
+    """What plugins said of it, the latest word of each."""
 
     @property
     def finished(self) -> bool:

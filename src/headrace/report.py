@@ -43,6 +43,7 @@ class StartupReport:
         """The report, a line a topic."""
         facts, scheduler = self.executor, self.config.scheduler
         refused = [f"{name} not taken: {', '.join(why)}" for name, why in facts["attention_refused"].items()]
+        caching = self.config.cache.prefix_caching and facts.get("causal", True)
         promise = (
             "batch-invariant: yes (the same tokens whatever else runs)"
             if facts["row_invariant"]
@@ -57,7 +58,7 @@ class StartupReport:
             "once (kv_cache_memory)",
             f"scheduler    {scheduler.policy}, at most {scheduler.max_num_seqs} requests (max_num_seqs) and "
             f"{scheduler.max_num_batched_tokens} tokens a step (max_num_batched_tokens)",
-            f"caching      prefix caching {'on' if self.config.cache.prefix_caching else 'off'}",
+            f"caching      prefix caching {'on' if caching else 'off'}",
             f"attention    {'; '.join([facts['attention_backend'], *refused])}",
             f"ops          {', '.join(facts['op_sets'])}; {promise}",
             f"parallel     {self.config.parallel.executor}, {facts['workers']} worker",

@@ -78,6 +78,11 @@ def over_the_batch(x: torch.Tensor) -> torch.Tensor:
     return torch_ops.silu_mul(x) * (1 + 2**-6 * (x.shape[0] > 16))
 
 
+def about_zero(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    """A layer norm that does not take off the mean."""
+    return torch_ops.rms_norm(x, weight, eps) + bias
+
+
 class ForgetsBias(torch_ops.DenseLinear):
     def apply(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
         return super().apply(x, (prepared[0], None))
@@ -108,6 +113,8 @@ class LyingLinear(torch_ops.DenseLinear):
         (Changed("rms_norm", no_epsilon_root), "test_rms_norm_by_head"),
         (Changed("rms_norm", wide_result), "test_rms_norm"),
         (Changed("add_rms_norm", old_residual), "test_add_rms_norm"),
+        (Changed("layer_norm", about_zero), "test_layer_norm"),
+        (Changed("gelu", lambda x: torch.nn.functional.gelu(x, approximate="tanh")), "test_gelu"),
         (Changed("embedding", lambda ids, weight: weight[ids] * 1.0001), "test_embedding"),
         (Changed("silu_mul", over_the_batch, row_invariant=True), "test_row_invariance"),
         (OwnLinear(ForgetsBias()), "test_linear"),

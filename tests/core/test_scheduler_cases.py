@@ -566,6 +566,22 @@ def test_a_request_parked_while_running_keeps_its_blocks_until_they_are_wanted()
     assert_all_as_alone(sim)
 
 
+def test_blocks_of_one_who_waits_again_do_not_block_the_one_before_it() -> None:
+    gate = Gate()
+    gate.closed.add("first")
+    sim = Simulation(constraints=[gate], num_blocks=12, max_num_seqs=1)
+    sim.add("first", prompt(28), max_tokens=8)
+    sim.add("second", prompt(24, 100), max_tokens=8)
+    for _ in range(3):
+        sim.step()
+    gate.closed = {"first", "second"}
+    sim.step()
+    gate.closed.clear()  # second holds 7 of 12 blocks; first comes before it in the queue and needs 7
+    sim.run()
+    assert sim.preemptions["second"] == 1
+    assert_all_as_alone(sim)
+
+
 class Broken(Constraint):
     name = "broken"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from headrace.core.errors import EngineError
 from headrace.core.interfaces import Tokenizer
-from headrace.core.logprobs import LOGPROBS
+from headrace.core.logprobs import LOGPROBS, PROMPT_LOGPROBS
 from headrace.core.plan import EngineOutput
 from headrace.core.sampling_params import SamplingParams
 from headrace.output.detokenizer import IncrementalDetokenizer
@@ -87,6 +87,9 @@ class Completion:
             error=engine_output.error,
         )
         self._add(delta)
+        for key in engine_output.stash:
+            if key not in (LOGPROBS, PROMPT_LOGPROBS):  # those are read here
+                self.output.stash[key] = engine_output.stash[key]
         return delta
 
     def end(self, reason: str, error: str | None = None) -> CompletionDelta:

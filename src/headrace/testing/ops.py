@@ -31,6 +31,7 @@ ARGUMENTS = {
     "silu_mul": 1,
     "layer_norm": 4,
     "gelu": 1,
+    "gelu_mul": 1,
 }
 """How many arguments each built-in op is called with."""
 
@@ -106,6 +107,10 @@ class OpSetSuite:
         """Gated activation."""
         self._compare("silu_mul", self._gate_inputs, self.widths)
 
+    def test_gelu_mul(self) -> None:
+        """Gated activation, with the approximation by tanh."""
+        self._compare("gelu_mul", self._gate_inputs, self.widths)
+
     def test_linear(self) -> None:
         """`dense` weights, with and without a bias."""
         format = self.make().linear("dense")
@@ -134,6 +139,7 @@ class OpSetSuite:
             "silu_mul": self._gate_inputs,
             "layer_norm": self._layer_norm_inputs,
             "gelu": self._activation_inputs,
+            "gelu_mul": self._gate_inputs,
         }
         claims = [op for name in inputs if (op := ops.get(name)) is not None and op.row_invariant]
         format = ops.linear("dense")

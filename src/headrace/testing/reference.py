@@ -94,6 +94,12 @@ def _silu_mul(x: torch.Tensor) -> torch.Tensor:
     return gate / (1 + torch.exp(-gate)) * up
 
 
+def _gelu_mul(x: torch.Tensor) -> torch.Tensor:
+    gate, up = x.double().chunk(2, dim=-1)
+    inner = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+    return gate * 0.5 * (1 + torch.tanh(inner)) * up
+
+
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     product = x.double() @ weight.double().T
     return product if bias is None else product + bias.double()
@@ -107,6 +113,7 @@ REFERENCE_OPS: Mapping[str, Callable[..., Any]] = {
     "silu_mul": _silu_mul,
     "layer_norm": _layer_norm,
     "gelu": _gelu,
+    "gelu_mul": _gelu_mul,
     "linear": _linear,
 }
 """The built-in ops by name, as in `headrace.core.interfaces.ops`, pure (nothing in place), in float64; `linear`

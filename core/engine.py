@@ -151,7 +151,9 @@ class EngineCore:
             self._recover()
             raise
         except Exception as failure:  # noqa: BLE001 - isolation point: a step's call; its requests fail
-            return self._fail_step(plan, failure)
+            outputs = self._fail_step(plan, failure)
+            self._recover()
+            return outputs
         if error is None:
             self._listeners.on_result(plan, result)
             error = self._listeners.take_error()
@@ -165,7 +167,7 @@ class EngineCore:
         return outputs
 
     def _recover(self) -> None:
-        """A step was broken off in the middle: nobody knows what workers still know, so all of it starts again."""
+        """A step broke off in the middle: nobody knows what workers still know, so what runs starts again."""
         self._in_flight.clear()
         self.executor.call("reset")
         self.scheduler.restart()

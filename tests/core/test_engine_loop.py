@@ -50,6 +50,30 @@ def test_failures_with_a_success_between_do_not_stop_it() -> None:
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 3])
+def test_what_a_failed_step_left_undone_on_workers_harms_no_later_step(max_in_flight: int) -> None:
+    sim = Simulation(max_num_seqs=2, max_in_flight=max_in_flight, max_num_batched_tokens=8)
+    run, broken = sim.executor._run, []
+
+    def break_off(plan: StepPlan) -> StepResult:
+        if plan.new and not broken:
+            broken.append(plan.step)
+            sim.executor._in_flight.popleft()
+            sim.executor._written.popleft()
+            raise RuntimeError("broke off before it knew its new requests")
+        return run(plan)
+
+    sim.executor._run = break_off  # type: ignore[method-assign]
+    for name in ("a", "b", "c", "d"):
+        sim.add(name, [ord(name)] * 6, max_tokens=6)
+    sim.run()
+    assert broken
+    failed = {name for name, reason in sim.reasons.items() if reason == "error"}
+    assert 1 <= len(failed) <= 2
+    for name in sim.requests.keys() - failed:
+        assert sim.tokens[name] == sim.expected(name)
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 3])
 def test_a_step_broken_off_in_the_middle_costs_no_token(max_in_flight: int) -> None:
     sim = Simulation(
         interrupt_at=frozenset({0, 3, 4, 9}), max_in_flight=max_in_flight, max_num_batched_tokens=8

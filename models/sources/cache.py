@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock
-
 from headrace.core.errors import CheckpointError
 
 __all__ = ["cache_folder", "fetch_once"]
@@ -38,6 +36,8 @@ def fetch_once(target: Path, fetch: Callable[[Path], Path], *, what: str) -> Pat
     """
     if target.is_file():
         return target
+    from filelock import FileLock  # not needed where everything is there already
+
     with _explained(target.parent, what):
         target.parent.mkdir(parents=True, exist_ok=True)
         # The system lets go of the lock when its holder dies, whatever it dies of.

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.core.errors import CheckpointError, nearest
 
-__all__ = ["choice", "flag", "positive_float", "positive_int"]
+__all__ = ["choice", "flag", "positive_float", "positive_floats", "positive_int", "whole_number"]
 
 _MISSING = object()
 
@@ -25,25 +25,44 @@ def _value(config: Mapping[str, Any], field: str, default: Any) -> Any:
     return default
 
 
-def positive_int(config: Mapping[str, Any], field: str, default: Any = _MISSING) -> int:
-    """Return a whole number ≥ 1. Raises `CheckpointError` naming field and value."""
+def whole_number(config: Mapping[str, Any], field: str, default: Any = _MISSING, *, least: int = 0) -> int:
+    """Return a whole number ≥ `least`. Raises `CheckpointError` naming field and value."""
     value = _value(config, field, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise CheckpointError(
-            f"{field} in the model's configuration must be a whole number of at least 1, got {value!r}"
+            f"{field} in the model's configuration must be a whole number of at least {least}, got {value!r}"
         )
     return value
+
+
+def positive_int(config: Mapping[str, Any], field: str, default: Any = _MISSING) -> int:
+    """Return a whole number ≥ 1. Raises `CheckpointError` naming field and value."""
+    return whole_number(config, field, default, least=1)
 
 
 def positive_float(config: Mapping[str, Any], field: str, default: Any = _MISSING) -> float:
     """Return a finite number > 0. Raises `CheckpointError` naming field and value."""
     value = _value(config, field, default)
-    good = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not good or not math.isfinite(value) or value <= 0:
+    if not _is_positive(value):
         raise CheckpointError(
             f"{field} in the model's configuration must be a finite number above 0, got {value!r}"
         )
     return float(value)
+
+
+def positive_floats(config: Mapping[str, Any], field: str) -> tuple[float, ...]:
+    """Return a list of finite numbers > 0. Raises `CheckpointError` naming field and value."""
+    value = _value(config, field, _MISSING)
+    if not isinstance(value, list | tuple) or not all(_is_positive(one) for one in value):
+        raise CheckpointError(
+            f"{field} in the model's configuration must be a list of finite numbers above 0, got {value!r:.200}"
+        )
+    return tuple(float(one) for one in value)
+
+
+def _is_positive(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and value > 0
 
 
 def flag(config: Mapping[str, Any], field: str, default: bool) -> bool:

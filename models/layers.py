@@ -1,19 +1,39 @@
-"""The parts most decoder models share: causal self-attention, the gated feed-forward, and their block.
+"""The parts most decoder models share: causal self-attention, the gated feed-forward, and their blocks.
 
 Each part fetches its ops, products and weights once, when it is built; a call only computes. N tokens of
-any requests go through as [N, C]; which of them see each other is the attention context's business.
+any requests go through as [N, C]; which of them see each other is the attention context's business. What families
+do differently is put together of parts: `Normed` and `Scaled` stand around an attention or feed-forward, and a block
+norms what goes into them (`DecoderLayer`) or leaves it as it is (`PlainLayer`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from headrace.core.errors import CheckpointError
-from headrace.core.interfaces import ForwardContext, ModelBuild
+from headrace.core.interfaces import ForwardContext, Linear, ModelBuild
 
-__all__ = ["AttentionShape", "DecoderLayer", "GatedMLP", "SelfAttention", "require_whole_model", "set_aside"]
+__all__ = [
+    "AttentionShape",
+    "DecoderLayer",
+    "GatedMLP",
+    "Normed",
+    "PlainLayer",
+    "QKNorms",
+    "Rotation",
+    "Scaled",
+    "SelfAttention",
+    "require_whole_model",
+    "set_aside",
+    "stacked_linear",
+]
+
+Part = Callable[..., torch.Tensor]
+"""An attention (x, positions, ctx) or a feed-forward (x): [N, C] -> [N, C]."""
 
 
 @dataclass(frozen=True)
@@ -24,47 +44,120 @@ class AttentionShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    scale: float
+    """Multiplies Q·K."""
     qkv_bias: bool = False
     out_bias: bool = False
     window: int | None = None
     """How many tokens a token sees, itself included; None: all."""
-    qk_norm_eps: float | None = None
-    """Queries and keys are normed, head by head, with this epsilon; None: they are not."""
 
 
-class SelfAttention:
-    """Causal self-attention with rotary positions and grouped query heads.
+def stacked_linear(
+    build: ModelBuild,
+    prefix: str,
+    whole: str,
+    parts: tuple[str, ...],
+    *,
+    in_features: int,
+    out_features: tuple[int, ...],
+    bias: bool,
+) -> Linear:
+    """Build one product of several: `PREFIX.WHOLE` where the checkpoint has them stacked already, or its parts."""
+    if f"{prefix}.{whole}.weight" in build.weights:
+        parts, out_features = (whole,), (sum(out_features),)
+    names = (f"{prefix}.{part}" for part in parts)
+    return build.linear(*names, in_features=in_features, out_features=out_features, bias=bias)
+
+
+class Rotation:
+    """Turns queries and keys by their positions.
+
+    Parameters
+    ----------
+    cos_sin: [P, R] float32, see `headrace.models.rope.cos_sin_table`; shared by layers. R < D: only the first R
+        dimensions of a head turn.
+    """
+
+    def __init__(self, build: ModelBuild, cos_sin: torch.Tensor) -> None:
+        self._rotary = build.op("rotary")
+        self._cos_sin = cos_sin
+        self._size = cos_sin.shape[-1]
+
+    def __call__(
+        self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Q [N, H, D] and k [N, K, D] -> the same, turned; in place."""
+        if self._size == q.shape[-1]:
+            turned: tuple[torch.Tensor, torch.Tensor] = self._rotary(positions, q, k, self._cos_sin)
+            return turned
+        begins = [x[..., : self._size].contiguous() for x in (q, k)]
+        for x, begin in zip((q, k), self._rotary(positions, *begins, self._cos_sin), strict=True):
+            x[..., : self._size] = begin
+        return q, k
+
+
+class QKNorms:
+    """RMSNorm of queries and keys before they turn: of each head with weights all heads share, or of all at once.
 
     Parameters
     ----------
     name: the checkpoint's prefix, `model.layers.0.self_attn`.
-    cos_sin: [P, D] float32, see `headrace.models.rope.cos_sin_table`; shared by all layers.
+    q_size, k_size: how many numbers are normed together; D, or H·D and K·D.
     """
 
-    def __init__(self, build: ModelBuild, name: str, shape: AttentionShape, cos_sin: torch.Tensor) -> None:
-        self._num_heads = shape.num_heads
-        self._num_kv_heads = shape.num_kv_heads
+    def __init__(self, build: ModelBuild, name: str, *, q_size: int, k_size: int, eps: float) -> None:
+        self._rms_norm = build.op("rms_norm")
+        self._q_weight = build.weights.take(f"{name}.q_norm.weight", (q_size,))
+        self._k_weight = build.weights.take(f"{name}.k_norm.weight", (k_size,))
+        self._eps = eps
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Q [N, H, D] and k [N, K, D] -> the same, normed."""
+        return self._apply(q, self._q_weight), self._apply(k, self._k_weight)
+
+    def _apply(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = self._rms_norm(x.view(-1, weight.shape[0]), weight, self._eps)
+        return normed.view(x.shape)
+
+
+class SelfAttention:
+    """Causal self-attention with grouped query heads.
+
+    Parameters
+    ----------
+    name: the checkpoint's prefix, `model.layers.0.self_attn`.
+    rotation: None in a layer that knows no positions.
+    norms: None where queries and keys are not normed.
+    """
+
+    def __init__(
+        self,
+        build: ModelBuild,
+        name: str,
+        shape: AttentionShape,
+        *,
+        rotation: Rotation | None,
+        norms: QKNorms | None = None,
+    ) -> None:
+        self._heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
         self._head_dim = shape.head_dim
-        self._q_size = shape.num_heads * shape.head_dim
-        self._kv_size = shape.num_kv_heads * shape.head_dim
-        self._cos_sin = cos_sin
-        self._rotary = build.op("rotary")
-        self._qkv = build.linear(
-            f"{name}.q_proj",
-            f"{name}.k_proj",
-            f"{name}.v_proj",
+        self._sizes = tuple(heads * shape.head_dim for heads in self._heads)
+        self._rotation = rotation
+        self._norms = norms
+        self._qkv = stacked_linear(
+            build,
+            name,
+            "qkv_proj",
+            ("q_proj", "k_proj", "v_proj"),
             in_features=shape.hidden_size,
-            out_features=(self._q_size, self._kv_size, self._kv_size),
+            out_features=self._sizes,
             bias=shape.qkv_bias,
         )
         self._out = build.linear(
             f"{name}.o_proj",
-            in_features=self._q_size,
+            in_features=self._sizes[0],
             out_features=(shape.hidden_size,),
             bias=shape.out_bias,
-        )
-        self._norm = (
-            None if shape.qk_norm_eps is None else _HeadNorms(build, name, shape.head_dim, shape.qk_norm_eps)
         )
         spec = build.attention_spec(
             num_heads=shape.num_heads,
@@ -72,33 +165,21 @@ class SelfAttention:
             head_dim=shape.head_dim,
             window=shape.window,
         )
-        self._layer = build.attention(name, spec, scale=shape.head_dim**-0.5)
+        self._layer = build.attention(name, spec, scale=shape.scale)
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """X [N, C], positions [N] -> [N, C]."""
-        q, k, v = self._qkv(x).split((self._q_size, self._kv_size, self._kv_size), dim=-1)
+        parts = self._qkv(x).split(self._sizes, dim=-1)
         # Ops take contiguous tensors; the rotation then works in place on these copies.
-        q = q.contiguous().view(-1, self._num_heads, self._head_dim)
-        k = k.contiguous().view(-1, self._num_kv_heads, self._head_dim)
-        v = v.contiguous().view(-1, self._num_kv_heads, self._head_dim)
-        if self._norm is not None:
-            q, k = self._norm(q, k)
-        q, k = self._rotary(positions, q, k, self._cos_sin)
+        q, k, v = (
+            part.contiguous().view(-1, heads, self._head_dim)
+            for part, heads in zip(parts, self._heads, strict=True)
+        )
+        if self._norms is not None:
+            q, k = self._norms(q, k)
+        if self._rotation is not None:
+            q, k = self._rotation(positions, q, k)
         return self._out(ctx.attend(self._layer, q, k, v))
-
-
-class _HeadNorms:
-    """RMSNorm of each head of queries and keys, with weights shared by all heads."""
-
-    def __init__(self, build: ModelBuild, name: str, head_dim: int, eps: float) -> None:
-        self._rms_norm = build.op("rms_norm")
-        self._q_weight = build.weights.take(f"{name}.q_norm.weight", (head_dim,))
-        self._k_weight = build.weights.take(f"{name}.k_norm.weight", (head_dim,))
-        self._eps = eps
-
-    def __call__(self, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Q [N, H, D] and k [N, K, D] -> the same, normed."""
-        return self._rms_norm(q, self._q_weight, self._eps), self._rms_norm(k, self._k_weight, self._eps)
 
 
 class GatedMLP:
@@ -113,9 +194,11 @@ class GatedMLP:
         self, build: ModelBuild, name: str, *, hidden_size: int, intermediate_size: int, bias: bool = False
     ) -> None:
         self._silu_mul = build.op("silu_mul")
-        self._gate_up = build.linear(
-            f"{name}.gate_proj",
-            f"{name}.up_proj",
+        self._gate_up = stacked_linear(
+            build,
+            name,
+            "gate_up_proj",
+            ("gate_proj", "up_proj"),
             in_features=hidden_size,
             out_features=(intermediate_size, intermediate_size),
             bias=bias,
@@ -129,6 +212,38 @@ class GatedMLP:
         return self._down(self._silu_mul(self._gate_up(x)))
 
 
+class Normed:
+    """A part whose result is normed before it joins the residual stream.
+
+    Parameters
+    ----------
+    name: the checkpoint's name of the norm, `model.layers.0.post_attention_layernorm`.
+    """
+
+    def __init__(self, build: ModelBuild, name: str, part: Part, *, hidden_size: int, eps: float) -> None:
+        self._part = part
+        self._rms_norm = build.op("rms_norm")
+        self._weight = build.weights.take(f"{name}.weight", (hidden_size,))
+        self._eps = eps
+
+    def __call__(self, *inputs: Any) -> torch.Tensor:
+        """Return [N, C] for the part's own inputs."""
+        normed: torch.Tensor = self._rms_norm(self._part(*inputs), self._weight, self._eps)
+        return normed
+
+
+class Scaled:
+    """A part whose result is multiplied by a number before it joins the residual stream."""
+
+    def __init__(self, part: Part, factor: float) -> None:
+        self._part = part
+        self._factor = factor
+
+    def __call__(self, *inputs: Any) -> torch.Tensor:
+        """Return [N, C] for the part's own inputs."""
+        return self._part(*inputs) * self._factor
+
+
 class DecoderLayer:
     """Norm, attention, norm, feed-forward, each pair around the residual stream.
 
@@ -138,14 +253,7 @@ class DecoderLayer:
     """
 
     def __init__(
-        self,
-        build: ModelBuild,
-        name: str,
-        *,
-        attention: SelfAttention,
-        mlp: GatedMLP,
-        hidden_size: int,
-        eps: float,
+        self, build: ModelBuild, name: str, *, attention: Part, mlp: Part, hidden_size: int, eps: float
     ) -> None:
         self._attention = attention
         self._mlp = mlp
@@ -169,6 +277,22 @@ class DecoderLayer:
         x = self._attention(x, positions, ctx)
         x, residual = self._add_rms_norm(x, residual, self._post_norm, self._eps)
         return self._mlp(x), residual
+
+
+class PlainLayer:
+    """Attention and feed-forward on the residual stream as it is: what norms there are stand behind them."""
+
+    def __init__(self, *, attention: Part, mlp: Part) -> None:
+        self._attention = attention
+        self._mlp = mlp
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `DecoderLayer`."""
+        hidden = x if residual is None else x + residual
+        hidden = hidden + self._attention(hidden, positions, ctx)
+        return self._mlp(hidden), hidden
 
 
 def require_whole_model(build: ModelBuild, num_layers: int) -> None:

@@ -1,37 +1,40 @@
-"""Mistral 7B and its relatives: Llama, in earlier versions with a sliding window on every layer."""
+"""Mistral 7B and its relatives: Llama, in earlier versions with a sliding window on every layer, later on some."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.core.interfaces import Model, ModelBuild
 from headrace.models.config_fields import positive_int
-from headrace.models.decoder import DecoderConfig, DecoderModel, read_decoder
+from headrace.models.decoder import DecoderConfig, DecoderDefinition, read_decoder
+from headrace.models.decoder_config import LAYER_TYPES, read_layer_types, read_window
 
-__all__ = ["MistralDefinition"]
+__all__ = ["MinistralDefinition", "MistralDefinition"]
 
-
-def _read(config: Mapping[str, Any]) -> DecoderConfig:
-    window = None
-    if config.get("sliding_window") is not None:
-        window = positive_int(config, "sliding_window")
-    return read_decoder(config, windows=(window,) * positive_int(config, "num_hidden_layers"))
+_WINDOW = 4096
+"""What the architecture means where the field is not there; null is no window."""
 
 
-class MistralDefinition:
+class MistralDefinition(DecoderDefinition):
     """Mistral, as registered."""
 
     architectures: tuple[str, ...] = ("MistralForCausalLM",)
 
-    def check(self, config: Mapping[str, Any]) -> None:
-        """Raise `CheckpointError` naming the field, where the configuration is not one it can build."""
-        _read(config)
+    def read(self, config: Mapping[str, Any]) -> DecoderConfig:
+        """Read the checkpoint's configuration."""
+        window = read_window(config, _WINDOW)
+        return read_decoder(config, windows=(window,) * positive_int(config, "num_hidden_layers"))
 
-    def max_model_len(self, config: Mapping[str, Any]) -> int:
-        """Tokens the architecture was made for."""
-        return _read(config).max_model_len
 
-    def build(self, build: ModelBuild) -> Model:
-        """Build and load the model."""
-        return DecoderModel(build, _read(build.config))
+class MinistralDefinition(DecoderDefinition):
+    """Ministral, as registered: `layer_types` says which layers have the window."""
+
+    architectures: tuple[str, ...] = ("MinistralForCausalLM",)
+
+    def read(self, config: Mapping[str, Any]) -> DecoderConfig:
+        """Read the checkpoint's configuration."""
+        window = read_window(config, _WINDOW)
+        num_layers = positive_int(config, "num_hidden_layers")
+        types = read_layer_types(config, (LAYER_TYPES[window is not None],) * num_layers)
+        windows = tuple(window if kind == "sliding_attention" else None for kind in types)
+        return read_decoder(config, windows=windows)

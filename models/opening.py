@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.core.errors import CheckpointError, nearest
-from headrace.models.sources.aliases import ALIASES
+from headrace.models.sources.aliases import CATALOG
 from headrace.models.sources.hub import HUB_NAME
+from headrace.models.sources.terms import require_acceptance
 
 if TYPE_CHECKING:
     from headrace.core.interfaces import Checkpoint, ModelDefinition, ModelSource, Tokenizer
@@ -18,13 +19,24 @@ if TYPE_CHECKING:
 __all__ = ["build_tokenizer", "model_definition", "open_checkpoint", "resolve_model"]
 
 
-def resolve_model(name: str, registry: Registry, progress: Progress | None = None) -> Path:
+def resolve_model(
+    name: str,
+    registry: Registry,
+    progress: Progress | None = None,
+    *,
+    accept_license: str | Collection[str] = (),
+) -> Path:
     """Return the file or folder that `name` means: an alias, then `source:reference`, then a path, then `ORG/NAME`.
 
-    A file called like an alias is reached as `./NAME`. Raises `CheckpointError` listing what there is.
+    A file called like an alias is reached as `./NAME`.
+    accept_license: names of terms that the user accepts, such as `"gemma"`; they are asked for once.
+    Raises `CheckpointError` listing what there is, or saying which terms must be accepted.
     """
-    known = {alias.reference: alias for alias in ALIASES.values()}
-    alias = ALIASES.get(name) or known.get(name)
+    known = {spelt: alias for alias in CATALOG.values() for spelt in (alias.reference, alias.pinned)}
+    alias = CATALOG.get(name) or known.get(name)
+    if alias is not None and alias.terms is not None:
+        given = (accept_license,) if isinstance(accept_license, str) else accept_license
+        require_acceptance(alias.terms, alias.name, given)
     prefix, colon, reference = (alias.pinned if alias else name).partition(":")
     sources = registry.names("model_source")
     if colon and prefix in sources:
@@ -36,9 +48,9 @@ def resolve_model(name: str, registry: Registry, progress: Progress | None = Non
     if HUB_NAME.fullmatch(name) and "hf" in sources and not name.startswith("."):
         hub: ModelSource = registry.get("model_source", "hf").factory()
         return hub.resolve(name, progress)
-    likely = nearest(name, ALIASES) or (nearest(prefix, sources) if colon else "")
+    likely = nearest(name, CATALOG) or (nearest(prefix, sources) if colon else "")
     raise CheckpointError(
-        f"no model is called {name!r}{likely}: it is no alias ({', '.join(ALIASES)}), no file or folder here, no "
+        f"no model is called {name!r}{likely}: it is no alias ({', '.join(CATALOG)}), no file or folder here, no "
         f"ORG/NAME of the hub, and begins with no source ({', '.join(f'{source}:' for source in sources)}). The "
         "option is model."
     )

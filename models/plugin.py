@@ -90,6 +90,54 @@ def _qwen3() -> ModelDefinition:
     return Qwen3Definition()
 
 
+def _gemma2() -> ModelDefinition:
+    from headrace.models.gemma2 import Gemma2Definition
+
+    return Gemma2Definition()
+
+
+def _gemma3() -> ModelDefinition:
+    from headrace.models.gemma3 import Gemma3Definition
+
+    return Gemma3Definition()
+
+
+def _ministral() -> ModelDefinition:
+    from headrace.models.mistral import MinistralDefinition
+
+    return MinistralDefinition()
+
+
+def _phi3() -> ModelDefinition:
+    from headrace.models.phi3 import Phi3Definition
+
+    return Phi3Definition()
+
+
+def _granite() -> ModelDefinition:
+    from headrace.models.granite import GraniteDefinition
+
+    return GraniteDefinition()
+
+
+def _olmo2() -> ModelDefinition:
+    from headrace.models.olmo2 import Olmo2Definition
+
+    return Olmo2Definition()
+
+
+def _olmo3() -> ModelDefinition:
+    from headrace.models.olmo2 import Olmo3Definition
+
+    return Olmo3Definition()
+
+
+def _smollm3() -> ModelDefinition:
+    from headrace.models.smollm3 import SmolLM3Definition
+
+    return SmolLM3Definition()
+
+
 def _bert() -> ModelDefinition:
     from headrace.models.bert import BertDefinition
 
@@ -118,4 +166,12 @@ def headrace_register(registrar: Registrar, options: Any) -> None:
     registrar.model("mistral", _mistral)
     registrar.model("qwen2", _qwen2)
     registrar.model("qwen3", _qwen3)
+    registrar.model("ministral", _ministral)
+    registrar.model("phi3", _phi3)
+    registrar.model("granite", _granite)
+    registrar.model("olmo2", _olmo2)
+    registrar.model("olmo3", _olmo3)
+    registrar.model("smollm3", _smollm3)
+    registrar.model("gemma2", _gemma2)
+    registrar.model("gemma3", _gemma3)
     registrar.model("transformers", _transformers)

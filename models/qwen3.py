@@ -5,31 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.core.interfaces import Model, ModelBuild
 from headrace.models.config_fields import flag
-from headrace.models.decoder import DecoderConfig, DecoderModel, read_decoder, read_windows
+from headrace.models.decoder import DecoderConfig, DecoderDefinition, read_decoder, read_windows
 
 __all__ = ["Qwen3Definition"]
 
 
-def _read(config: Mapping[str, Any]) -> DecoderConfig:
-    bias = flag(config, "attention_bias", False)
-    return read_decoder(config, qkv_bias=bias, out_bias=bias, qk_norm=True, windows=read_windows(config))
-
-
-class Qwen3Definition:
+class Qwen3Definition(DecoderDefinition):
     """Qwen3, as registered."""
 
     architectures: tuple[str, ...] = ("Qwen3ForCausalLM",)
 
-    def check(self, config: Mapping[str, Any]) -> None:
-        """Raise `CheckpointError` naming the field, where the configuration is not one it can build."""
-        _read(config)
-
-    def max_model_len(self, config: Mapping[str, Any]) -> int:
-        """Tokens the architecture was made for."""
-        return _read(config).max_model_len
-
-    def build(self, build: ModelBuild) -> Model:
-        """Build and load the model."""
-        return DecoderModel(build, _read(build.config))
+    def read(self, config: Mapping[str, Any]) -> DecoderConfig:
+        """Read the checkpoint's configuration."""
+        bias = flag(config, "attention_bias", False)
+        return read_decoder(
+            {"head_dim": 128, **config},  # the architecture's, where the file does not say
+            qkv_bias=bias,
+            out_bias=bias,
+            qk_norm="head",
+            windows=read_windows(config),
+        )

@@ -1,24 +1,25 @@
 """Rotary position embeddings: what a configuration says about them, and the table of cosines and sines.
 
-Configurations spell the same thing in three ways: `rope_theta` with `rope_scaling: {type: …}`, the same with
-`rope_type`, and the newer `rope_parameters`, which holds `rope_theta` as well.
+Configurations spell the same thing in four ways: `rope_theta` with `rope_scaling: {type: …}`, the same with
+`rope_type`, the newer `rope_parameters`, which holds `rope_theta` as well, and that nested by layer type.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from headrace.core.errors import CheckpointError
-from headrace.models.config_fields import choice, positive_float, positive_int
+from headrace.models.config_fields import choice, positive_float
+from headrace.models.rope_kinds import KINDS, Scaling, Unscaled
 
-__all__ = ["ROPE_KINDS", "Rope", "cos_sin_table", "read_rope"]
+__all__ = ["Rope", "cos_sin_table", "read_rope"]
 
-ROPE_KINDS = ("default", "linear", "llama3")
+_BESIDE = ("rope_theta", "partial_rotary_factor", "max_position_embeddings")
+"""Fields that count where the section itself does not have them."""
 
 
 @dataclass(frozen=True)
@@ -26,81 +27,77 @@ class Rope:
     """How positions turn into angles."""
 
     theta: float
-    kind: str = "default"
-    factor: float = 1.0
-    """`linear`, `llama3`: how much longer than trained for."""
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 1.0
-    original_length: int = 0
-    """`llama3`: tokens the model was trained for before its context was stretched."""
+    scaling: Scaling = field(default_factory=Unscaled)
+    partial: float = 1.0
+    """How much of a head is rotated: its first dimensions."""
+
+    def rotated(self, head_dim: int) -> int:
+        """Return how many dimensions of a head are rotated. Raises `CheckpointError` unless they pair up."""
+        dim = int(head_dim * self.partial)
+        if dim < 2 or dim % 2 or dim > head_dim:
+            raise CheckpointError(
+                f"partial_rotary_factor in the model's configuration is {self.partial}, which is {dim} of "
+                f"{head_dim} dimensions; the rotated ones pair up and cannot be more than there are"
+            )
+        return dim
+
+    def frequencies(self, head_dim: int, length: int) -> torch.Tensor:
+        """Return radians a token, [R / 2] float32, for requests of up to `length` tokens.
+
+        Raises `CheckpointError` for numbers that do not fit the head size.
+        """
+        return self.scaling.frequencies(self.theta, self.rotated(head_dim), length)
 
 
-def read_rope(config: Mapping[str, Any]) -> Rope:
-    """Read the rotary fields of a configuration. Raises `CheckpointError` naming the field that is wrong."""
+def read_rope(
+    config: Mapping[str, Any], layer_type: str = "full_attention", default_theta: float = 10000.0
+) -> Rope:
+    """Read the rotary fields of a configuration, for layers of one type where types differ.
+
+    Raises `CheckpointError` naming the field that is wrong.
+    """
     fields: dict[str, Any] = {}
     for name in ("rope_scaling", "rope_parameters"):
-        section = config.get(name)
-        if section is not None and not isinstance(section, Mapping):
-            raise CheckpointError(
-                f"{name} in the model's configuration must be a table of fields, got {section!r}"
-            )
-        fields.update(section or {})
-    for name in ("rope_theta", "original_max_position_embeddings", "partial_rotary_factor"):
-        if fields.get(name) is None and config.get(name) is not None:
-            fields[name] = config[name]
+        section = _table(name, config.get(name))
+        if any(isinstance(value, Mapping) for value in section.values()):
+            section = _table(f"{name}.{layer_type}", section.get(layer_type))
+        fields.update(section)
+    for name in _BESIDE:
+        if fields.get(name) is None:
+            fields[name] = config.get(name)
+    if config.get("original_max_position_embeddings") is not None:
+        # Phi-3 keeps it outside, and it is the truth there.
+        fields["original_max_position_embeddings"] = config["original_max_position_embeddings"]
     if fields.get("rope_type") is None:
         fields["rope_type"] = fields.get("type")
+    kind = choice(fields, "rope_type", tuple(KINDS), "default")
+    return Rope(
+        positive_float(fields, "rope_theta", default_theta),
+        KINDS[kind](fields),
+        positive_float(fields, "partial_rotary_factor", 1.0),
+    )
 
-    if positive_float(fields, "partial_rotary_factor", 1.0) != 1.0:
+
+def _table(name: str, section: Any) -> Mapping[str, Any]:
+    if section is not None and not isinstance(section, Mapping):
         raise CheckpointError(
-            f"partial_rotary_factor in the model's configuration is {fields['partial_rotary_factor']!r}; "
-            "only 1.0, every dimension rotated, is supported"
+            f"{name} in the model's configuration must be a table of fields, got {section!r}"
         )
-    theta = positive_float(fields, "rope_theta", 10000.0)
-    kind = choice(fields, "rope_type", ROPE_KINDS, "default")
-    if kind == "default":
-        return Rope(theta)
-    factor = positive_float(fields, "factor")
-    if kind == "linear":
-        return Rope(theta, kind, factor)
-    low = positive_float(fields, "low_freq_factor")
-    high = positive_float(fields, "high_freq_factor")
-    if high <= low:
-        raise CheckpointError(
-            f"high_freq_factor ({high}) in the model's configuration must be above low_freq_factor ({low})"
-        )
-    return Rope(theta, kind, factor, low, high, positive_int(fields, "original_max_position_embeddings"))
-
-
-def _frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
-    """[D / 2] float32: radians a token, for each pair of dimensions."""
-    # float32 throughout, as the models were trained: more digits would be other angles at far positions.
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    frequencies = 1.0 / (rope.theta**exponents)
-    if rope.kind == "linear":
-        return frequencies / rope.factor
-    if rope.kind == "llama3":
-        # Short waves stay, long ones are stretched by the factor, those between go over smoothly.
-        wavelength = 2 * math.pi / frequencies
-        blend = (rope.original_length / wavelength - rope.low_freq_factor) / (
-            rope.high_freq_factor - rope.low_freq_factor
-        )
-        stretched = frequencies / rope.factor
-        between = (1 - blend) * stretched + blend * frequencies
-        return torch.where(blend < 0, stretched, torch.where(blend > 1, frequencies, between))
-    return frequencies
+    return section or {}
 
 
 def cos_sin_table(
     rope: Rope, head_dim: int, length: int, device: str = "cpu", factors: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return [P, D] float32 for positions [0, P): cosines in the first half of a row, sines in the second.
+    """Return [P, R] float32 for positions [0, P): cosines in the first half of a row, sines in the second.
 
-    factors: [D / 2], what the frequencies are divided by, where a checkpoint has that instead of a `rope_scaling`.
+    R is the number of rotated dimensions of a head, all D as a rule. P is `length`: how long requests may get.
+    factors: [R / 2], what the frequencies are divided by, where a checkpoint has that instead of a `rope_scaling`.
     """
     positions = torch.arange(length, dtype=torch.float32)
-    frequencies = _frequencies(rope, head_dim)
+    frequencies = rope.frequencies(head_dim, length)
     if factors is not None:
-        frequencies = frequencies / factors.float()
+        frequencies = frequencies / factors.float().to(frequencies.device)
     angles = positions[:, None] * frequencies[None, :]
-    return torch.cat((angles.cos(), angles.sin()), dim=-1).to(device)
+    table = torch.cat((angles.cos(), angles.sin()), dim=-1) * rope.scaling.attention_factor
+    return table.to(device)

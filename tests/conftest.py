@@ -245,21 +245,42 @@ def converted_reference(gguf: Path, key: str) -> Path:
     return target
 
 
-@pytest.fixture(scope="session")
-def oracle(smollm2_path: Path) -> Oracle:
-    """The reference for SmolLM2."""
+def oracle_for(path: Path, key: str) -> Oracle:
+    """Return the reference for a GGUF file; key: the file's SHA-256."""
     import torch
-
-    from headrace.models.sources.aliases import ALIASES
 
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
     with quiet_transformers():
         import transformers
 
-        folder = converted_reference(smollm2_path, ALIASES["smollm2"].sha256)
+        folder = converted_reference(path, key)
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return Oracle(model.eval())
+
+
+@pytest.fixture(scope="session")
+def oracle(smollm2_path: Path) -> Oracle:
+    """The reference for SmolLM2."""
+    from headrace.models.sources.aliases import CATALOG
+
+    return oracle_for(smollm2_path, CATALOG["smollm2"].sha256)
+
+
+@pytest.fixture(scope="session")
+def gemma3_path(models_registry: Registry) -> Path:
+    """Gemma 3's GGUF file, fetched into the cache folder if it is not there. Mark tests with `weights`."""
+    from headrace.models.opening import resolve_model
+
+    return resolve_model("gemma3-270m", models_registry, accept_license="gemma")
+
+
+@pytest.fixture(scope="session")
+def gemma3_oracle(gemma3_path: Path) -> Oracle:
+    """The reference for Gemma 3."""
+    from headrace.models.sources.aliases import CATALOG
+
+    return oracle_for(gemma3_path, CATALOG["gemma3-270m"].sha256)
 
 
 @pytest.fixture

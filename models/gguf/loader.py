@@ -13,8 +13,10 @@ import torch
 
 from headrace.core.errors import CheckpointError
 from headrace.core.interfaces import CheckpointTensor
+from headrace.models.gguf.architectures import LONG_FACTORS, SHORT_FACTORS, Architecture
+from headrace.models.gguf.config import model_config
 from headrace.models.gguf.dequantize import decode_blocks
-from headrace.models.gguf.names import Architecture, architecture_of, model_config, tensor_name
+from headrace.models.gguf.names import architecture_of, tensor_name
 from headrace.models.gguf.reader import MAGIC, ArrayValue, TensorInfo, read_header
 
 __all__ = ["GGUFCheckpoint", "GGUFLoader", "GGUFTensor", "TokenizerKeys"]
@@ -34,12 +36,21 @@ class GGUFTensor:
 
     heads: where the rows are those of so many heads, stored for interleaved rotation (pairs are neighbours);
     they are given back in Hugging Face's order (pairs are half a head apart).
+    added: what the stored numbers have too much: `decode` takes it off, `read` gives them as stored.
     """
 
-    def __init__(self, checkpoint: GGUFCheckpoint, info: TensorInfo, name: str, heads: int | None) -> None:
+    def __init__(
+        self,
+        checkpoint: GGUFCheckpoint,
+        info: TensorInfo,
+        name: str,
+        heads: int | None,
+        added: float = 0.0,
+    ) -> None:
         self._checkpoint = checkpoint
         self._info = info
         self._heads = heads
+        self._added = added
         self.name = name
         self.shape = info.shape
         self.encoding = info.encoding.name
@@ -58,6 +69,9 @@ class GGUFTensor:
         """Return some rows decoded to `dtype`, through float32; a fresh tensor."""
         encoded = self._encoded(rows)
         shape = (len(encoded), *self.shape[1:]) if self.shape else ()
+        if self._added:
+            wide = decode_blocks(self._info.encoding, encoded, torch.float32)
+            return wide.sub_(self._added).to(dtype).reshape(shape)
         return decode_blocks(self._info.encoding, encoded, dtype).reshape(shape)
 
     def _encoded(self, rows: slice) -> npt.NDArray[np.uint8]:
@@ -86,16 +100,25 @@ class GGUFCheckpoint:
                 "join them into one first (gguf-split --merge)"
             )
         architecture = architecture_of(path, metadata)
-        self.config: Mapping[str, Any] = model_config(path, header, architecture)
+        config = model_config(path, header, architecture)
+        self.config: Mapping[str, Any] = config
         self.generation_config: Mapping[str, Any] = _generation_config(metadata)
         template = metadata.get("tokenizer.chat_template")
         self.chat_template: str | None = template if isinstance(template, str) else None
         kind = metadata.get("tokenizer.ggml.model")
         has_words = kind not in (None, "none", "no_vocab")
         self.tokenizer: Mapping[str, Any] | None = TokenizerKeys(self, metadata, kind) if has_words else None
-        self.tensors: Mapping[str, CheckpointTensor] = {
+        tensors = {
             tensor.name: tensor for tensor in (self._tensor(info, architecture) for info in header.tensors)
         }
+        if LONG_FACTORS in tensors and SHORT_FACTORS in tensors:
+            long, short = (tensors.pop(name).decode(torch.float32) for name in (LONG_FACTORS, SHORT_FACTORS))
+            config["rope_scaling"] = {
+                "rope_type": "longrope",
+                "long_factor": long.tolist(),
+                "short_factor": short.tolist(),
+            }
+        self.tensors: Mapping[str, CheckpointTensor] = tensors
 
     def _tensor(self, info: TensorInfo, architecture: Architecture) -> GGUFTensor:
         name, heads_key = tensor_name(architecture, info.name)
@@ -105,7 +128,8 @@ class GGUFCheckpoint:
                 f"{self.path}: tensor {info.name!r} of shape {list(info.shape)} must have a multiple of "
                 f"{2 * heads} rows, for {heads} heads ({heads_key}) of pairs"
             )
-        return GGUFTensor(self, info, name, heads)
+        plus_one = architecture.norms_plus_one and name.endswith("norm.weight")
+        return GGUFTensor(self, info, name, heads, 1.0 if plus_one else 0.0)
 
     def data(self, what: str) -> mmap.mmap:
         """Return the mapped file. Raises `CheckpointError` naming `what` it was wanted for once it is closed."""

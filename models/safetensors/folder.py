@@ -26,16 +26,30 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def chat_template(folder: Path) -> str | None:
-    """Return the chat template: a file of its own, or a field of tokenizer_config.json; None: there is none."""
+    """Return the chat template; None: there is none.
+
+    It is a file of its own (`chat_template.jinja`, before that `chat_template.json`), or a field of
+    tokenizer_config.json, where it may be one of several with names. Raises `CheckpointError` naming a damaged file.
+    """
     own = folder / "chat_template.jinja"
     if own.is_file():
-        return own.read_text(encoding="utf-8")
-    settings = folder / "tokenizer_config.json"
-    template = read_json(settings).get("chat_template") if settings.is_file() else None
-    if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, Mapping)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+        try:
+            return own.read_text(encoding="utf-8")
+        except OSError as error:
+            raise CheckpointError(f"{own} cannot be read: {error.strerror or error}") from None
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{own} is damaged: it is no UTF-8 ({error})") from None
+    for file in (folder / "chat_template.json", folder / "tokenizer_config.json"):
+        template = read_json(file).get("chat_template") if file.is_file() else None
+        if isinstance(template, list):
+            template = {
+                item.get("name"): item.get("template") for item in template if isinstance(item, Mapping)
+            }
+        if isinstance(template, Mapping):
+            template = template.get("default")
+        if isinstance(template, str):
+            return template
+    return None
 
 
 def tokenizer_files(
@@ -46,11 +60,22 @@ def tokenizer_files(
     if not file.is_file():
         return None
     settings = folder / "tokenizer_config.json"
-    ends = generation.get("eos_token_id", config.get("eos_token_id"))
+    ends = _end_ids(folder / "generation_config.json", generation) or _end_ids(folder / "config.json", config)
     return {
         "kind": "tokenizer_json",
         "path": str(file),
         "settings": read_json(settings) if settings.is_file() else {},
         "bos_token_id": config.get("bos_token_id"),
-        "eos_token_ids": [] if ends is None else [ends] if isinstance(ends, int) else list(ends),
+        "eos_token_ids": ends,
     }
+
+
+def _end_ids(file: Path, fields: Mapping[str, Any]) -> list[int]:
+    """Return eos_token_id, which may be one or several. Raises `CheckpointError` naming file and field."""
+    value = fields.get("eos_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(type(one) is int and one >= 0 for one in ids):
+        raise CheckpointError(
+            f"{file}: eos_token_id must be a token id or a list of them, got {value!r:.100}"
+        )
+    return ids

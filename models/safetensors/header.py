@@ -26,6 +26,9 @@ ITEM_SIZES: Mapping[str, int] = MappingProxyType(
 MAX_HEADER = 100 * 2**20
 """Longer headers are refused, as the format's own library does."""
 
+MAX_AXES = 64
+"""As many as torch handles; keeps the product of a shape small."""
+
 
 @dataclass(frozen=True)
 class TensorPlace:
@@ -73,23 +76,25 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _place(path: Path, name: str, entry: Any, base: int, size: int) -> TensorPlace:
     if not isinstance(entry, dict):
-        raise CheckpointError(f"{path}: tensor {name!r} is described by {entry!r:.100}, not by an object")
+        raise CheckpointError(
+            f"{path}: tensor {name!r:.200} is described by {entry!r:.100}, not by an object"
+        )
     encoding, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(encoding, str) or encoding not in ITEM_SIZES:
         raise CheckpointError(
-            f"{path}: tensor {name!r} has the type {encoding!r:.50}{nearest(str(encoding), ITEM_SIZES)}; types "
-            f"known: {', '.join(ITEM_SIZES)}"
+            f"{path}: tensor {name!r:.200} has the type {encoding!r:.50}"
+            f"{nearest(str(encoding)[:50], ITEM_SIZES)}; types known: {', '.join(ITEM_SIZES)}"
         )
-    if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
+    if not _naturals(shape) or len(shape) > MAX_AXES or not _naturals(offsets) or len(offsets) != 2:
         raise CheckpointError(
-            f"{path}: tensor {name!r} has the shape {shape!r:.100} and the offsets {offsets!r:.100}; both must be "
-            "lists of natural numbers, the latter of two"
+            f"{path}: tensor {name!r:.200} has the shape {shape!r:.100} and the offsets {offsets!r:.100}; "
+            f"both must be lists of natural numbers, the former of at most {MAX_AXES}, the latter of two"
         )
     start, end = offsets
     nbytes = math.prod(shape) * ITEM_SIZES[encoding]
     if end - start != nbytes or base + end > size:
         raise CheckpointError(
-            f"{path} is damaged or cut off: tensor {name!r} of shape {shape} and type {encoding} takes {nbytes} "
+            f"{path} is damaged or cut off: tensor {name!r:.200} of shape {shape} and type {encoding} takes {nbytes} "
             f"bytes; its offsets are {offsets}, and the file has {max(0, size - base)} bytes of data"
         )
     return TensorPlace(name, encoding, tuple(shape), base + start, nbytes)
@@ -103,5 +108,7 @@ def _check_overlap(path: Path, places: list[TensorPlace]) -> None:
     end, before = 0, ""
     for place in sorted(places, key=lambda place: (place.start, place.nbytes)):
         if place.nbytes and place.start < end:
-            raise CheckpointError(f"{path} is damaged: tensors {before!r} and {place.name!r} overlap")
+            raise CheckpointError(
+                f"{path} is damaged: tensors {before!r:.200} and {place.name!r:.200} overlap"
+            )
         end, before = max(end, place.start + place.nbytes), place.name

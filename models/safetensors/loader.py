@@ -92,6 +92,7 @@ class SafetensorsCheckpoint:
         self.path = folder
         self.config: Mapping[str, Any] = read_json(folder / "config.json")
         _refuse_quantized(folder, self.config)
+        _require_architectures(folder, self.config)
         generation = folder / "generation_config.json"
         self.generation_config: Mapping[str, Any] = read_json(generation) if generation.is_file() else {}
         self.chat_template: str | None = chat_template(folder)
@@ -152,6 +153,16 @@ def _refuse_quantized(folder: Path, config: Mapping[str, Any]) -> None:
         )
 
 
+def _require_architectures(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a configuration that does not say what model it is of, while the file's name is at hand."""
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(
+            f"{folder / 'config.json'}: architectures must be a list of class names such as ['LlamaForCausalLM'], "
+            f"got {names!r:.100}"
+        )
+
+
 class SafetensorsLoader:
     """Opens folders with config.json and safetensors, or one such file beside its config.json."""
 
@@ -171,10 +182,20 @@ class SafetensorsLoader:
         if not (folder / "config.json").is_file():
             raise CheckpointError(f"{folder} has no config.json, which says what model the weights are")
         if path.is_dir() and not any((path / name).is_file() for name in (SINGLE, INDEX)):
-            others = sorted(p.name for p in path.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
-            advice = (
-                f"; {', '.join(others[:3])} would run code when opened and is not read: convert it with "
-                "transformers, AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OTHER)"
-            )
-            raise CheckpointError(f"{path} has no {SINGLE} and no {INDEX}{advice if others else ''}")
+            raise CheckpointError(f"{path} has no {SINGLE} and no {INDEX}{_advice(path)}")
         return SafetensorsCheckpoint(path)
+
+
+def _advice(folder: Path) -> str:
+    """Say what to do with the weights that a folder has instead."""
+    files = sorted(file.name for file in folder.iterdir() if file.is_file())
+    readable = [name for name in files if name.endswith((".safetensors", ".gguf"))]
+    if readable:
+        return f"; give the path of a file instead: {', '.join(readable[:5])}"
+    pickled = [name for name in files if name.endswith((".bin", ".pt", ".pth"))]
+    if pickled:
+        return (
+            f"; {', '.join(pickled[:3])} would run code when opened and is not read: convert it with "
+            "transformers, AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OTHER)"
+        )
+    return ""

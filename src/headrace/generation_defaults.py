@@ -60,10 +60,17 @@ class GenerationDefaults:
                 self._defaults[ours] = value
 
     def apply(self, params: SamplingParams) -> SamplingParams:
-        """Return parameters with the model's defaults where the request set nothing."""
+        """Return parameters with the model's defaults where the request set nothing.
+
+        A default that does not go with what the request set is left out.
+        """
         missing = {
             name: value for name, value in self._defaults.items() if name not in params.model_fields_set
         }
+        if missing.get("max_tokens", params.min_tokens) < params.min_tokens:
+            del missing["max_tokens"]
+        if params.n > 1 and missing.get("temperature") == 0:
+            del missing["temperature"]
         return params.model_copy(update=missing) if missing else params
 
     def notes(self) -> list[str]:

@@ -46,3 +46,12 @@ def test_silu_mul_has_the_bits_of_llamas(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x = torch.randn(7, 200).to(dtype)
     assert torch.equal(ops.silu_mul(x), torch.nn.functional.silu(x[:, :100]) * x[:, 100:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gelu_mul_has_the_bits_of_gemmas(dtype: torch.dtype) -> None:
+    from transformers.activations import ACT2FN
+
+    torch.manual_seed(0)
+    x = torch.randn(7, 200).to(dtype)
+    assert torch.equal(ops.gelu_mul(x), ACT2FN["gelu_pytorch_tanh"](x[:, :100]) * x[:, 100:])

@@ -56,6 +56,11 @@ def swapped_gate(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.silu(up) * gate
 
 
+def exact_gelu_gate(x: torch.Tensor) -> torch.Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return torch.nn.functional.gelu(gate) * up
+
+
 def in_place_gate(x: torch.Tensor) -> torch.Tensor:
     x[:, : x.shape[1] // 2].clamp_(max=1e9).mul_(2).div_(2.5)
     return torch_ops.silu_mul(x)
@@ -108,6 +113,7 @@ class LyingLinear(torch_ops.DenseLinear):
         (Changed("rotary", not_in_place), "test_rotary"),
         (Changed("silu_mul", swapped_gate), "test_silu_mul"),
         (Changed("silu_mul", in_place_gate), "test_silu_mul"),
+        (Changed("gelu_mul", exact_gelu_gate), "test_gelu_mul"),
         (Changed("silu_mul", lambda gate, up: gate), "test_declarations"),
         (Changed("rms_norm", no_epsilon_root), "test_rms_norm"),
         (Changed("rms_norm", no_epsilon_root), "test_rms_norm_by_head"),

@@ -59,6 +59,15 @@ def test_a_value_out_of_range_is_reported_and_not_applied() -> None:
     assert any("temperature 7.0" in line for line in defaults.notes())
 
 
+def test_a_default_that_does_not_go_with_the_request_is_left_out() -> None:
+    defaults = GenerationDefaults({"max_new_tokens": 8, "temperature": 0.0})
+    assert defaults.apply(SamplingParams()).max_tokens == 8
+    assert defaults.apply(SamplingParams()).temperature == 0
+    long = defaults.apply(SamplingParams(min_tokens=12))
+    assert (long.max_tokens, long.min_tokens) == (SamplingParams().max_tokens, 12)
+    assert defaults.apply(SamplingParams(n=2)).temperature == 1.0
+
+
 def test_nothing_to_apply_leaves_the_object_as_it_is() -> None:
     params = SamplingParams()
     assert GenerationDefaults({}).apply(params) is params

@@ -12,9 +12,9 @@ import torch
 
 from headrace.core.errors import CheckpointError
 from headrace.core.interfaces import Checkpoint, WeightLoader
+from headrace.models.gguf.architectures import FREQUENCY_FACTORS
 from headrace.models.gguf.dequantize import ENCODINGS, UNSUPPORTED, decode_blocks
 from headrace.models.gguf.loader import GGUFLoader
-from headrace.models.gguf.names import FREQUENCY_FACTORS
 from headrace.models.opening import model_definition, open_checkpoint
 from headrace.models.weights import CheckpointWeights
 

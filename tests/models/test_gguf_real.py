@@ -140,3 +140,51 @@ def test_some_rows_are_those_rows_of_the_whole(checkpoint: GGUFCheckpoint) -> No
     tensor = checkpoint.tensors["model.layers.3.self_attn.k_proj.weight"]
     again = gguf.quants.dequantize(tensor.read().numpy(), gguf.GGMLQuantizationType.Q4_1)
     assert np.array_equal(again, tensor.decode(torch.float32).numpy())
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+def test_written_back_in_another_encoding_it_is_the_same_model(
+    kind: str, checkpoint: GGUFCheckpoint, reference: Any, smollm2_path: Path, tmp_path: Path
+) -> None:
+    """QNT-06. Source: vllm-project/vllm#10600, #12985."""
+    path, expected = tmp_path / f"{kind}.gguf", {}
+    code = gguf.GGMLQuantizationType[kind]
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, field in reference.fields.items():
+        if key.startswith("GGUF.") or key == "general.architecture":
+            continue
+        sub = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(key, field.contents(), field.types[0], sub_type=sub)
+    for tensor in reference.tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        if values.ndim == 1:
+            writer.add_tensor(tensor.name, values)
+            expected[tensor.name] = values
+        else:
+            encoded = gguf.quants.quantize(values, code)
+            writer.add_tensor(tensor.name, encoded, raw_dtype=code)
+            expected[tensor.name] = gguf.quants.dequantize(encoded, code).astype(np.float32)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    written = GGUFLoader().open(path)
+    names = {"_format", "_name"}
+    assert {k: v for k, v in written.config.items() if k not in names} == {
+        k: v for k, v in checkpoint.config.items() if k not in names
+    }
+    assert written.tokenizer is not None
+    assert checkpoint.tokenizer is not None
+    assert written.tokenizer["merges"] == checkpoint.tokenizer["merges"]
+    assert written.tensors.keys() == checkpoint.tensors.keys()
+    originals = zip(reference.tensors, checkpoint.tensors.items(), strict=True)
+    for theirs, (name, original) in originals:
+        decoded = written.tensors[name].decode(torch.float32)
+        right = torch.from_numpy(expected[theirs.name])
+        if name.endswith(("q_proj.weight", "k_proj.weight")):  # other rows: by their own order in the file
+            assert torch.equal(decoded.sort(0).values, right.sort(0).values), name
+        else:
+            assert torch.equal(decoded, right), name
+        limit = 1e-3 if kind == "F16" else 1e-2
+        source = original.decode(torch.float32)
+        assert float((decoded - source).abs().max()) <= limit * float(source.abs().max()), name

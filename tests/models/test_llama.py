@@ -7,20 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers
 
 from headrace.backends.torch_reference.ops import TorchOps
 from headrace.core.errors import CheckpointError
-from headrace.core.interfaces import (
-    AttentionLayer,
-    AttentionSpec,
-    Model,
-    ModelBuild,
-    ModelDefinition,
-    OpSet,
-    Parallel,
-)
+from headrace.core.interfaces import Model, ModelBuild, ModelDefinition, Parallel
 from headrace.models.llama import LlamaDefinition
 
 LLAMA3_ROPE = {
@@ -45,130 +36,6 @@ SIZES = {
 }
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    wide = x.float()
-    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    first, second = x.chunk(2, dim=-1)
-    x.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
-
-
-def rotary(positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor) -> Any:
-    assert q.is_contiguous()
-    assert k.is_contiguous()
-    cos, sin = cos_sin[positions][:, None, :].chunk(2, dim=-1)
-    rotate(q, cos, sin)
-    rotate(k, cos, sin)
-    return q, k
-
-
-OPS = {
-    "embedding": lambda ids, weight: F.embedding(ids, weight),
-    "rms_norm": rms_norm,
-    "add_rms_norm": lambda x, residual, weight, eps: (rms_norm(x + residual, weight, eps), x + residual),
-    "rotary": rotary,
-    "silu_mul": lambda x: F.silu(x.chunk(2, dim=-1)[0]) * x.chunk(2, dim=-1)[1],
-}
-
-
-class DictWeights:
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
-        self.left = dict(tensors)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.left
-
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        if name not in self.left or self.left[name].shape != shape:
-            raise CheckpointError(f"{name} {shape}")
-        return self.left.pop(name)
-
-
-class DenseLinear:
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.weight, self.bias = weight, bias
-        self.out_features, self.in_features = weight.shape
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-
-class DenseBuild:
-    """A `ModelBuild` over plain tensors."""
-
-    device = "cpu"
-
-    def __init__(
-        self,
-        config: dict[str, Any],
-        tensors: dict[str, torch.Tensor],
-        *,
-        max_model_len: int = 256,
-        parallel: Parallel | None = None,
-        ops: OpSet | None = None,
-    ) -> None:
-        self.ops = ops
-        self.config = config
-        self.dtype = torch.float32
-        self.max_model_len = max_model_len
-        self.weights = DictWeights(tensors)
-        self.parallel = parallel or Parallel()
-        self.layers: list[AttentionLayer] = []
-
-    def op(self, name: str) -> Any:
-        if self.ops is None:
-            return OPS[name]
-        op = self.ops.get(name)
-        assert op is not None
-        return op.fn
-
-    def linear(
-        self, *names: str, in_features: int, out_features: tuple[int, ...], bias: bool = False
-    ) -> DenseLinear:
-        sizes = list(zip(names, out_features, strict=True))
-        weight = torch.cat([self.weights.take(f"{n}.weight", (size, in_features)) for n, size in sizes])
-        biases = torch.cat([self.weights.take(f"{n}.bias", (size,)) for n, size in sizes]) if bias else None
-        return DenseLinear(weight, biases)
-
-    def lm_head(
-        self, name: str, embedding: torch.Tensor | None, vocab_size: int, hidden_size: int
-    ) -> DenseLinear:
-        if embedding is None:
-            embedding = self.weights.take(f"{name}.weight", (vocab_size, hidden_size))
-        return DenseLinear(embedding, None)
-
-    def attention(self, name: str, spec: AttentionSpec, *, scale: float) -> AttentionLayer:
-        layer = AttentionLayer(name, spec.num_heads, spec.num_kv_heads, spec.head_dim, scale)
-        self.layers.append(layer)
-        return layer
-
-    def attention_spec(self, **changes: Any) -> AttentionSpec:
-        return AttentionSpec(dtype="float32", kv_dtype="float32", block_size=16, **changes)
-
-
-class DenseContext:
-    """A `ForwardContext` of one sequence: K and V grow, attention is dense and causal."""
-
-    def __init__(self) -> None:
-        self.cache: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def attend(
-        self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> torch.Tensor:
-        if layer.name in self.cache:
-            old_k, old_v = self.cache[layer.name]
-            k, v = torch.cat((old_k, k)), torch.cat((old_v, v))
-        self.cache[layer.name] = (k, v)
-        group = layer.num_heads // layer.num_kv_heads
-        scores = torch.einsum("nhd,mhd->hnm", q, k.repeat_interleave(group, 1)) * layer.scale
-        n, m = q.shape[0], k.shape[0]
-        mask = torch.arange(m)[None, :] > torch.arange(m - n, m)[:, None]
-        weights = scores.masked_fill(mask, -math.inf).softmax(-1)
-        return torch.einsum("hnm,mhd->nhd", weights, v.repeat_interleave(group, 1)).reshape(n, -1)
-
-
 def oracle(**changes: Any) -> tuple[Any, dict[str, Any], dict[str, torch.Tensor]]:
     """Return transformers' model, its config.json and its tensors; norms and biases are random too."""
     torch.manual_seed(0)
@@ -186,22 +53,6 @@ def oracle(**changes: Any) -> tuple[Any, dict[str, Any], dict[str, torch.Tensor]
     return model, config.to_dict(), tensors
 
 
-def run(model: Model, ids: list[int], chunks: list[int]) -> torch.Tensor:
-    """Logits [N, V] of all positions, computed in chunks of these sizes."""
-    assert sum(chunks) == len(ids)
-    ctx = DenseContext()
-    logits = []
-    start = 0
-    for count in chunks:
-        span = torch.arange(start, start + count)
-        hidden, taps = model.forward(model.embed(torch.tensor(ids)[span]), span, ctx)
-        assert hidden.shape[0] == count
-        assert taps == {}
-        logits.append(model.logits(hidden))
-        start += count
-    return torch.cat(logits)
-
-
 VARIANTS = {
     "untied": {},
     "tied": {"tie_word_embeddings": True},
@@ -215,9 +66,9 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.inference_mode()
-def test_logits_equal_transformers(variant: str) -> None:
+def test_logits_equal_transformers(variant: str, dense: Any) -> None:
     reference, config, tensors = oracle(**VARIANTS[variant])
-    build = DenseBuild(config, tensors)
+    build = dense.build(config, tensors)
     model = LlamaDefinition().build(build)
     assert isinstance(model, Model)
     assert not build.weights.left, "every tensor is used"
@@ -226,59 +77,59 @@ def test_logits_equal_transformers(variant: str) -> None:
     expected = reference(torch.tensor([ids])).logits[0]
     assert expected.std() > 0.5, "the logits say something"
     for chunks in ([90], [40, 44, 6], [89, 1], [70] + [1] * 20):
-        got = run(model, ids, chunks)
+        got = dense.run(model, ids, chunks)
         assert got.dtype == torch.float32
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
 
 
 @torch.inference_mode()
-def test_the_reference_op_set_serves_it() -> None:
+def test_the_reference_op_set_serves_it(dense: Any) -> None:
     reference, config, tensors = oracle()
-    model = LlamaDefinition().build(DenseBuild(config, tensors, ops=TorchOps()))
+    model = LlamaDefinition().build(dense.build(config, tensors, ops=TorchOps()))
     ids = list(range(0, 131, 3))
     expected = reference(torch.tensor([ids])).logits[0]
-    torch.testing.assert_close(run(model, ids, [20, 23, 1]), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(dense.run(model, ids, [20, 23, 1]), expected, atol=1e-4, rtol=0)
 
 
 @torch.inference_mode()
-def test_taps_are_the_hidden_states_between_layers() -> None:
+def test_taps_are_the_hidden_states_between_layers(dense: Any) -> None:
     reference, config, tensors = oracle()
-    model = LlamaDefinition().build(DenseBuild(config, tensors))
+    model = LlamaDefinition().build(dense.build(config, tensors))
     model.taps = frozenset({0})
     ids = list(range(30))
-    _, taps = model.forward(model.embed(torch.tensor(ids)), torch.arange(30), DenseContext())
+    _, taps = model.forward(model.embed(torch.tensor(ids)), torch.arange(30), dense.context())
     expected = reference(torch.tensor([ids]), output_hidden_states=True).hidden_states[1][0]
     assert set(taps) == {0}
     torch.testing.assert_close(taps[0], expected, atol=1e-4, rtol=0)
 
 
 @torch.inference_mode()
-def test_tensors_that_follow_from_others_are_set_aside() -> None:
+def test_tensors_that_follow_from_others_are_set_aside(dense: Any) -> None:
     _, config, tensors = oracle(tie_word_embeddings=True)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     for index in range(2):
         tensors[f"model.layers.{index}.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
-    build = DenseBuild(config, tensors)
+    build = dense.build(config, tensors)
     LlamaDefinition().build(build)
     assert not build.weights.left
 
 
 @torch.inference_mode()
-def test_tying_is_told_by_the_tensors_where_the_configuration_is_silent() -> None:
+def test_tying_is_told_by_the_tensors_where_the_configuration_is_silent(dense: Any) -> None:
     for tied in (True, False):
         reference, config, tensors = oracle(tie_word_embeddings=tied)
         del config["tie_word_embeddings"]
-        model = LlamaDefinition().build(DenseBuild(config, tensors))
+        model = LlamaDefinition().build(dense.build(config, tensors))
         expected = reference(torch.tensor([[5, 6, 7]])).logits[0]
-        torch.testing.assert_close(run(model, [5, 6, 7], [3]), expected, atol=1e-4, rtol=0)
+        torch.testing.assert_close(dense.run(model, [5, 6, 7], [3]), expected, atol=1e-4, rtol=0)
 
 
-def test_definition_is_the_contract() -> None:
+def test_definition_is_the_contract(dense: Any) -> None:
     definition: ModelDefinition = LlamaDefinition()
     assert definition.architectures == ("LlamaForCausalLM",)
     definition.check(SIZES)
     assert definition.max_model_len(SIZES) == 256
-    build: ModelBuild = DenseBuild(SIZES, {})
+    build: ModelBuild = dense.build(SIZES, {})
     assert isinstance(build, ModelBuild)
 
 
@@ -301,7 +152,10 @@ def test_definition_is_the_contract() -> None:
         ({"mlp_bias": 1}, ["mlp_bias", "1"]),
         ({"tie_word_embeddings": "no"}, ["tie_word_embeddings", "'no'"]),
         ({"rope_theta": -5}, ["rope_theta", "-5"]),
-        ({"rope_scaling": {"type": "yarn", "factor": 2}}, ["rope_type", "yarn", "default, linear, llama3"]),
+        (
+            {"rope_scaling": {"type": "mrope", "factor": 2}},
+            ["rope_type", "mrope", "default, linear, dynamic"],
+        ),
         ({"rope_scaling": "llama3"}, ["rope_scaling", "'llama3'"]),
     ],
 )
@@ -332,6 +186,6 @@ def test_a_missing_field_is_named() -> None:
         (Parallel(end_layer=1), r"layers \[0, 1\) of 2"),
     ],
 )
-def test_a_part_of_the_model_is_refused(parallel: Parallel, words: str) -> None:
+def test_a_part_of_the_model_is_refused(parallel: Parallel, words: str, dense: Any) -> None:
     with pytest.raises(CheckpointError, match=words):
-        LlamaDefinition().build(DenseBuild(SIZES, {}, parallel=parallel))
+        LlamaDefinition().build(dense.build(SIZES, {}, parallel=parallel))

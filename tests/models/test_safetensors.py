@@ -114,14 +114,26 @@ def test_flipped_bytes_of_the_header_never_do_more_than_raise(tmp_path: Path) ->
             "'a' and 'b' overlap",
         ),
         (raw(b"[" * 100_000), "no JSON object"),
+        (
+            raw({"a": {"dtype": "U8", "shape": [2**62] * 100_000, "data_offsets": [0, 0]}}),
+            "the former of at most 64",
+        ),
+        (raw({"a" * 10**6: 7}), r"tensor 'a{190,200} is described"),
+        (
+            raw({"a": {"dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1]}}, b"0"),
+            "'F8_E4M3'.*types known: F64",
+        ),
     ],
 )
 def test_headers_made_by_hand(tmp_path: Path, content: bytes, words: str) -> None:
     path = folder(tmp_path)
     (path / "model.safetensors").write_bytes(content)
+    started = time.monotonic()
     with pytest.raises(CheckpointError, match=words) as caught:
         SafetensorsLoader().open(path)
+    assert time.monotonic() - started < 1
     assert "model.safetensors" in str(caught.value)
+    assert len(str(caught.value)) < 1000 + len(str(path))
 
 
 @pytest.mark.parametrize(
@@ -130,6 +142,8 @@ def test_headers_made_by_hand(tmp_path: Path, content: bytes, words: str) -> Non
         (None, r"no config\.json"),
         ('{"architectures": ["Llama', r"config\.json is damaged"),
         ("[]", "a JSON object"),
+        ({"vocab_size": 8}, r"config\.json: architectures must be a list .* got None"),
+        ({"architectures": "LlamaForCausalLM"}, r"config\.json: architectures must be a list"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized by 'gptq'"),
     ],
 )
@@ -145,6 +159,13 @@ def test_pickled_weights_are_refused_with_advice(tmp_path: Path) -> None:
     (path / "pytorch_model.bin").write_bytes(b"")
     assert SafetensorsLoader().claims(path)
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin would run code.*save_pretrained"):
+        SafetensorsLoader().open(path)
+
+
+def test_other_files_that_can_be_read_are_proposed(tmp_path: Path) -> None:
+    path = folder(tmp_path)
+    (path / "tiny.gguf").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"give the path of a file instead: tiny\.gguf"):
         SafetensorsLoader().open(path)
 
 

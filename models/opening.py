@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.core.errors import CheckpointError, nearest
-from headrace.models.sources.aliases import CATALOG
+from headrace.models.sources.aliases import ALIASES
 from headrace.models.sources.hub import HUB_NAME
 from headrace.models.sources.terms import require_acceptance
 
@@ -32,8 +32,8 @@ def resolve_model(
     accept_license: names of terms that the user accepts, such as `"gemma"`; they are asked for once.
     Raises `CheckpointError` listing what there is, or saying which terms must be accepted.
     """
-    known = {spelt: alias for alias in CATALOG.values() for spelt in (alias.reference, alias.pinned)}
-    alias = CATALOG.get(name) or known.get(name)
+    known = {spelt: alias for alias in ALIASES.values() for spelt in (alias.reference, alias.pinned)}
+    alias = ALIASES.get(name) or known.get(name)
     if alias is not None and alias.terms is not None:
         given = (accept_license,) if isinstance(accept_license, str) else accept_license
         require_acceptance(alias.terms, alias.name, given)
@@ -48,9 +48,9 @@ def resolve_model(
     if HUB_NAME.fullmatch(name) and "hf" in sources and not name.startswith("."):
         hub: ModelSource = registry.get("model_source", "hf").factory()
         return hub.resolve(name, progress)
-    likely = nearest(name, CATALOG) or (nearest(prefix, sources) if colon else "")
+    likely = nearest(name, ALIASES) or (nearest(prefix, sources) if colon else "")
     raise CheckpointError(
-        f"no model is called {name!r}{likely}: it is no alias ({', '.join(CATALOG)}), no file or folder here, no "
+        f"no model is called {name!r}{likely}: it is no alias ({', '.join(ALIASES)}), no file or folder here, no "
         f"ORG/NAME of the hub, and begins with no source ({', '.join(f'{source}:' for source in sources)}). The "
         "option is model."
     )

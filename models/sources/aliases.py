@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from headrace.models.sources.terms import GEMMA, Terms
 
-__all__ = ["ALIASES", "CATALOG", "Alias"]
+__all__ = ["ALIASES", "Alias"]
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,5 @@ _MINILM = Alias(
     supports=("embed",),
 )
 
-ALIASES: Mapping[str, Alias] = MappingProxyType({_SMOLLM2.name: _SMOLLM2})
-"""By name: those that are one file of one package."""
-
-CATALOG: Mapping[str, Alias] = MappingProxyType(
-    {**ALIASES, **{alias.name: alias for alias in (_GEMMA3, _MINILM)}}
-)
-"""All by name."""
+ALIASES: Mapping[str, Alias] = MappingProxyType({alias.name: alias for alias in (_SMOLLM2, _GEMMA3, _MINILM)})
+"""All by name, in the order in which they are listed."""

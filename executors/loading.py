@@ -25,7 +25,8 @@ from headrace.core.kv.layout import layout_for
 from headrace.executors.build import Builder
 from headrace.executors.selection import Ops, choose_attention, torch_dtype
 from headrace.models.bridge.choose import definition_for
-from headrace.models.opening import open_checkpoint
+from headrace.models.bridge.definition import BridgeDefinition
+from headrace.models.opening import open_checkpoint, reading_configuration
 from headrace.models.weights import CheckpointWeights
 
 __all__ = ["LoadedModel", "kv_layout", "load_model"]
@@ -48,7 +49,8 @@ def load_model(build: ExecutorBuild, device: str) -> LoadedModel:
     """Open, check, build and load the model. Raises `CheckpointError` or `ConfigError`."""
     started = time.perf_counter()
     checkpoint = build.checkpoint or open_checkpoint(build.model_path, build.registry)
-    definition, _ = definition_for(checkpoint.config, build.registry, build.config.model_impl)
+    with reading_configuration(checkpoint):
+        definition, _ = definition_for(checkpoint.config, build.registry, build.config.model_impl)
     ops = Ops(build.registry, device, build.dtype)
     weights = CheckpointWeights(checkpoint, torch_dtype(build.dtype))
     builder = Builder(
@@ -75,7 +77,10 @@ def load_model(build: ExecutorBuild, device: str) -> LoadedModel:
         "op_sets": ops.names,
         "op_sets_refused": ops.refused,
         "causal": all(spec.causal for spec in specs),
-        "row_invariant": backend.row_invariant and ops.row_invariant,
+        # What the bridge computes outside of products and attention is transformers' and promises nothing.
+        "row_invariant": backend.row_invariant
+        and ops.row_invariant
+        and not isinstance(definition, BridgeDefinition),
         "fingerprint": _fingerprint(build, backend, ops),
         "load_seconds": time.perf_counter() - started,
     }

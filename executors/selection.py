@@ -24,7 +24,7 @@ def resolve_dtype(requested: str, config: Mapping[str, Any]) -> str:
     """
     if requested != "auto":
         return requested
-    stated = config.get("dtype", config.get("torch_dtype"))
+    stated = config.get("dtype") or config.get("torch_dtype")
     if stated in _DTYPES:
         return str(stated)
     return "bfloat16" if _computes_bfloat16() else "float32"

@@ -27,6 +27,7 @@ from headrace.models.layers import (
     SelfAttention,
     require_whole_model,
     set_aside,
+    set_tied_aside,
 )
 from headrace.models.rope import cos_sin_table
 
@@ -85,7 +86,7 @@ class DecoderModel:
     def _output_projection(self, build: ModelBuild, config: DecoderConfig) -> Any:
         tied = "lm_head.weight" not in build.weights if config.tied is None else config.tied
         if tied:
-            set_aside(build, "lm_head.weight", (config.vocab_size, config.hidden_size))
+            set_tied_aside(build, "lm_head.weight", "model.embed_tokens.weight", self._embedding)
         return build.lm_head(
             "lm_head", self._embedding if tied else None, config.vocab_size, config.hidden_size
         )

@@ -16,7 +16,7 @@ from headrace.core.errors import CheckpointError
 from headrace.core.interfaces import ForwardContext, ModelBuild
 from headrace.models.config_fields import choice, flag, positive_float, positive_int
 from headrace.models.decoder_config import read_windows
-from headrace.models.layers import require_whole_model, set_aside
+from headrace.models.layers import require_whole_model, set_tied_aside
 from headrace.models.rope import Rope, cos_sin_table
 
 __all__ = ["GemmaConfig", "GemmaModel", "read_gemma"]
@@ -265,7 +265,7 @@ class GemmaModel:
         ]
         self._norm = _Norm(build, "model.norm", config.hidden_size, config.eps)
         if config.tied:
-            set_aside(build, "lm_head.weight", shape)
+            set_tied_aside(build, "lm_head.weight", "model.embed_tokens.weight", self._embedding)
         self._head = build.lm_head("lm_head", self._embedding if config.tied else None, *shape)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:

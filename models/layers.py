@@ -8,6 +8,7 @@ norms what goes into them (`DecoderLayer`) or leaves it as it is (`PlainLayer`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +30,11 @@ __all__ = [
     "SelfAttention",
     "require_whole_model",
     "set_aside",
+    "set_tied_aside",
     "stacked_linear",
 ]
+
+logger = logging.getLogger("headrace")
 
 Part = Callable[..., torch.Tensor]
 """An attention (x, positions, ctx) or a feed-forward (x): [N, C] -> [N, C]."""
@@ -314,3 +318,20 @@ def set_aside(build: ModelBuild, name: str, shape: tuple[int, ...]) -> None:
     """Take a tensor the checkpoint may carry and the model has no use for, so that it does not count as unknown."""
     if name in build.weights:
         build.weights.take(name, shape)
+
+
+def set_tied_aside(build: ModelBuild, name: str, twin: str, tensor: torch.Tensor) -> None:
+    """Take a tensor the checkpoint may carry although it says that it is `tensor`, which is called `twin`.
+
+    It is not used; where it differs, who made the checkpoint may have meant otherwise, and a warning says so.
+    """
+    if name not in build.weights:
+        return
+    own = build.weights.take(name, tuple(tensor.shape))
+    if not torch.equal(own.to(tensor.device), tensor):
+        logger.warning(
+            "the checkpoint's %s is not used: the model's configuration says that it is %s (tie_word_embeddings), "
+            "from which it differs",
+            name,
+            twin,
+        )

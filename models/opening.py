@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from headrace.core.interfaces.checkpoint import Progress
     from headrace.core.plugin.registry import Registry
 
-__all__ = ["build_tokenizer", "model_definition", "open_checkpoint", "resolve_model"]
+__all__ = ["build_tokenizer", "model_definition", "open_checkpoint", "reading_configuration", "resolve_model"]
 
 
 def resolve_model(
@@ -84,6 +85,19 @@ def open_checkpoint(path: Path, registry: Registry) -> Checkpoint:
     raise CheckpointError(
         f"{path} is no checkpoint of a format known here ({formats}): it starts with {start!r}"
     )
+
+
+@contextmanager
+def reading_configuration(checkpoint: Checkpoint) -> Iterator[None]:
+    """Put the file with the checkpoint's configuration in front of a `CheckpointError` that is raised inside.
+
+    Who reads fields is given the configuration alone; where it came from is known here.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        config = checkpoint.path / "config.json"
+        raise CheckpointError(f"{config if config.is_file() else checkpoint.path}: {error}") from error
 
 
 def model_definition(config: Mapping[str, Any], registry: Registry) -> ModelDefinition:

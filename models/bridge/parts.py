@@ -13,6 +13,7 @@ from headrace.core.errors import CheckpointError
 from headrace.core.interfaces import Linear, ModelBuild
 from headrace.models.bridge.library import IMPLEMENTATION
 from headrace.models.bridge.spelling import Spelling, take_pieces
+from headrace.models.layers import set_aside, set_tied_aside
 
 __all__ = ["empty_model", "fill"]
 
@@ -89,7 +90,7 @@ def fill(build: ModelBuild, model: Any, products: frozenset[str], attentions: li
                 f"the tensor {name!r} is to be that of {tied.get(name)!r}, which is a product's"
             )
         if name in tied:
-            _set_aside(build, spelling.of(name), shapes[name])
+            set_tied_aside(build, spelling.of(name), spelling.of(tied[name]), value)
         model.get_submodule(owner)._parameters[leaf] = nn.Parameter(value, requires_grad=False)
     for name, product in heads.items():
         parent, _, leaf = name.rpartition(".")
@@ -100,11 +101,6 @@ def fill(build: ModelBuild, model: Any, products: frozenset[str], attentions: li
 
 def _take(build: ModelBuild, name: str, shape: tuple[int, ...]) -> torch.Tensor:
     return build.weights.take(name, shape).to(build.device)
-
-
-def _set_aside(build: ModelBuild, name: str, shape: tuple[int, ...]) -> None:
-    if name in build.weights:
-        build.weights.take(name, shape)
 
 
 def _products(
@@ -126,14 +122,13 @@ def _products(
                 out_features=(module.out_features,),
                 bias=module.bias is not None,
             )
-        elif module.bias is None:
-            _set_aside(build, spelling.of(weight), tuple(module.weight.shape))
-            linear = build.lm_head(name, filled[tied[weight]], module.out_features, module.in_features)
         else:
-            bias = _take(build, spelling.of(f"{name}.bias"), (module.out_features,))
-            linear = _Biased(
-                build.lm_head(name, filled[tied[weight]], module.out_features, module.in_features), bias
-            )
+            twin = tied[weight]
+            set_tied_aside(build, spelling.of(weight), spelling.of(twin), filled[twin])
+            linear = build.lm_head(name, filled[twin], module.out_features, module.in_features)
+            if module.bias is not None:
+                bias = _take(build, spelling.of(f"{name}.bias"), (module.out_features,))
+                linear = _Biased(linear, bias)
         products[name] = _Product(linear)
     return products
 
@@ -169,4 +164,4 @@ def _set_old_buffers_aside(build: ModelBuild, model: Any, spelling: Spelling, at
         module = model.get_submodule(name)
         for leaf, shape in (("bias", (1, 1, length, length)), ("masked_bias", ())):
             if leaf not in module._parameters and leaf not in module._buffers:
-                _set_aside(build, spelling.of(f"{name}.{leaf}"), shape)
+                set_aside(build, spelling.of(f"{name}.{leaf}"), shape)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -90,17 +91,19 @@ class SafetensorsCheckpoint:
     def __init__(self, path: Path) -> None:
         folder = path if path.is_dir() else path.parent
         self.path = folder
-        self.config: Mapping[str, Any] = read_json(folder / "config.json")
-        _refuse_quantized(folder, self.config)
-        _require_architectures(folder, self.config)
+        config = read_json(folder / "config.json")
+        _refuse_quantized(folder, config)
+        _require_architectures(folder, config)
         generation = folder / "generation_config.json"
         self.generation_config: Mapping[str, Any] = read_json(generation) if generation.is_file() else {}
         self.chat_template: str | None = chat_template(folder)
-        self.tokenizer: Mapping[str, Any] | None = tokenizer_files(
-            folder, self.config, self.generation_config
-        )
+        self.tokenizer: Mapping[str, Any] | None = tokenizer_files(folder, config, self.generation_config)
         self._shards = [_Shard(path)] if path.is_file() else _open_shards(folder)
         self.tensors: Mapping[str, CheckpointTensor] = _tensors(self._shards)
+        if not (config.get("dtype") or config.get("torch_dtype")):
+            config["dtype"] = _stored_dtype(self.tensors.values())
+        self.config: Mapping[str, Any] = config
+        """As in config.json; `dtype`, where it is not there, is what most of the weights are stored as."""
 
     def close(self) -> None:
         """Let go of the files; tensors decoded before stay valid."""
@@ -120,6 +123,16 @@ def _tensors(shards: list[_Shard]) -> dict[str, CheckpointTensor]:
             found[place.name] = SafetensorsTensor(shard, place)
             homes[place.name] = shard.path
     return found
+
+
+def _stored_dtype(tensors: Iterable[CheckpointTensor]) -> str | None:
+    """Return the type that most numbers have; None where none is of a type that models compute in."""
+    counts = {"F32": 0, "F16": 0, "BF16": 0}
+    for tensor in tensors:
+        if tensor.encoding in counts:
+            counts[tensor.encoding] += math.prod(tensor.shape)
+    most = max(counts, key=counts.__getitem__)
+    return str(DTYPES[most]).removeprefix("torch.") if counts[most] else None
 
 
 def _open_shards(folder: Path) -> list[_Shard]:

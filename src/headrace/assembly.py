@@ -26,7 +26,7 @@ from headrace.executors.process import available_memory
 from headrace.executors.selection import resolve_dtype
 from headrace.generation_defaults import GenerationDefaults
 from headrace.models.bridge.choose import definition_for
-from headrace.models.opening import build_tokenizer, open_checkpoint, resolve_model
+from headrace.models.opening import build_tokenizer, open_checkpoint, reading_configuration, resolve_model
 from headrace.report import StartupReport
 
 __all__ = ["Engine", "build_engine"]
@@ -61,8 +61,10 @@ def build_engine(started: Started, progress: Progress | None = None) -> Engine:
     config, registry = started.config, started.plugins.registry
     path = resolve_model(config.model, registry, progress)
     checkpoint = open_checkpoint(path, registry)
-    definition, chosen = definition_for(checkpoint.config, registry, config.model_impl)
-    model_len = _model_len(config, definition.max_model_len(checkpoint.config))
+    with reading_configuration(checkpoint):
+        definition, chosen = definition_for(checkpoint.config, registry, config.model_impl)
+        longest = definition.max_model_len(checkpoint.config)
+    model_len = _model_len(config, longest)
     tokenizer = build_tokenizer(checkpoint, registry)
     build = ExecutorBuild(
         config=config,

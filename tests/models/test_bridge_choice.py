@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace import LLM, SamplingParams
+from headrace import LLM, SamplingParams, hookimpl
+from headrace.backends.torch_reference.attention import TorchAttention
+from headrace.backends.torch_reference.ops import DenseLinear, TorchOps
 from headrace.core.errors import CheckpointError, ConfigError
+from headrace.core.interfaces import LinearFormat, Op
 from headrace.core.plugin.registry import Registry
 from headrace.models.bridge import choose, library
 from headrace.models.bridge.choose import definition_for
@@ -63,6 +68,44 @@ def test_without_the_package(models_registry: Registry, monkeypatch: pytest.Monk
         definition_for(GLM, models_registry)
     with pytest.raises(CheckpointError, match=r"not installed: pip install 'headrace\[bridge\]'"):
         definition_for(LLAMA, models_registry, "transformers")
+
+
+class _SureAttention(TorchAttention):
+    row_invariant = True
+
+
+class _SureLinear(DenseLinear):
+    row_invariant = True
+
+
+class _SureOps(TorchOps):
+    def get(self, name: str) -> Op | None:
+        op = super().get(name)
+        return op and dataclasses.replace(op, row_invariant=True)
+
+    def linear(self, format: str) -> LinearFormat | None:
+        return _SureLinear() if format == "dense" else None
+
+
+class _Sure:
+    """Every part promises that rows do not disturb each other."""
+
+    name = "sure"
+    headrace_api = ">=1,<2"
+
+    @hookimpl
+    def headrace_register(self, registrar: Any) -> None:
+        registrar.attention_backend("torch", _SureAttention, override=True)
+        registrar.op_set("torch", _SureOps, override=True)
+
+
+@pytest.mark.parametrize("model_impl", ["llama", "transformers"])
+def test_what_transformers_computes_is_not_promised(model_impl: str, tiny_llama_folder: Path) -> None:
+    """Backend and ops speak for themselves; norms, activations and sums of the bridge are neither's."""
+    with LLM(str(tiny_llama_folder), model_impl=model_impl, plugins=[_Sure()], show_report=False) as llm:
+        ours = model_impl == "llama"
+        assert llm.report.executor["row_invariant"] is ours
+        assert f"batch-invariant: {'yes' if ours else 'no'}" in str(llm.report)
 
 
 @pytest.mark.weights

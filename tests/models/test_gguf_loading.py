@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from headrace import LLM
 from headrace.core.errors import CheckpointError
 from headrace.core.interfaces import Checkpoint, WeightLoader
 from headrace.models.gguf.architectures import FREQUENCY_FACTORS
@@ -140,6 +142,12 @@ def test_an_unknown_rope_scaling_is_refused_by_name(
     checkpoint = GGUFLoader().open(tiny_gguf(tmp_path / "m.gguf", {"llama.rope.scaling.type": "martian"}))
     with pytest.raises(CheckpointError, match=r"rope_type .*'martian'"):
         model_definition(checkpoint.config, models_registry)
+
+
+def test_what_a_file_says_wrongly_is_named_with_the_file(tmp_path: Path, tiny_gguf: TinyGGUF) -> None:
+    file = tiny_gguf(tmp_path / "m.gguf", {"llama.rope.scaling.type": "martian"})
+    with pytest.raises(CheckpointError, match=f"^{re.escape(str(file))}: rope_type .*'martian'"):
+        LLM(str(file), show_report=False)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from headrace import LLM, SamplingParams
+from headrace import LLM, EngineConfig, SamplingParams
 from headrace.core.errors import CheckpointError
+from headrace.core.interfaces.build import ExecutorBuild
+from headrace.executors.loading import load_model
 
 PROMPTS = [[(7 * i + 3 * k) % 128 for i in range(length)] for k, length in enumerate((1, 9, 33))]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -54,8 +58,8 @@ def save(folder: Path, *, tied: bool = False, **how: Any) -> Any:
     return model
 
 
-def answers(folder: Path) -> list[tuple[int, ...]]:
-    with LLM(str(folder), dtype="float32", show_report=False) as llm:
+def answers(folder: Path, **options: Any) -> list[tuple[int, ...]]:
+    with LLM(str(folder), dtype="float32", show_report=False, **options) as llm:
         outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     return [tuple(output.outputs[0].token_ids) for output in outputs]
 
@@ -100,13 +104,19 @@ def test_a_tied_head_of_its_own_name_is_not_needed(how: dict[str, Any], tmp_path
     check_against(model, answers(tmp_path))
 
 
+@pytest.mark.parametrize("implementation", ["llama", "transformers"])
 @pytest.mark.parametrize("same", [True, False])
-def test_a_tied_head_that_is_there_changes_nothing(same: bool, tmp_path: Path) -> None:
+def test_a_tied_head_that_is_there_changes_nothing(
+    same: bool, implementation: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """QNT-01. Source: vllm-project/vllm#6758."""
     model = save(tmp_path, tied=True)
     embedding = load_file(tmp_path / "model.safetensors")[EMBEDDING]
     change(tmp_path, lm_head__weight=embedding if same else embedding.flip(0))
-    check_against(model, answers(tmp_path))
+    check_against(model, answers(tmp_path, model_impl=implementation))
+    told = [record.getMessage() for record in caplog.records if HEAD in record.getMessage()]
+    assert len(told) == (0 if same else 1)
+    assert all(EMBEDDING in text for text in told)
 
 
 def test_tensors_of_no_use_are_passed_over_and_unknown_ones_named(tmp_path: Path) -> None:
@@ -193,6 +203,70 @@ def test_both_words_for_the_type_of_the_weights(key: str, tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text(json.dumps({**config, key: "bfloat16"}))
     with LLM(str(tmp_path), show_report=False) as llm:
         assert "bfloat16" in str(llm.report)
+
+
+@pytest.mark.parametrize("stated", [{}, {"dtype": None, "torch_dtype": None}], ids=["silent", "null"])
+@pytest.mark.parametrize("stored", ["float32", "float16", "bfloat16"])
+def test_the_weights_say_their_type_where_the_configuration_does_not(
+    stored: str, stated: dict[str, Any], tmp_path: Path
+) -> None:
+    model = save(tmp_path)
+    model.to(getattr(torch, stored)).save_pretrained(tmp_path)
+    # A few numbers of another type, as norms often are, decide nothing.
+    change(tmp_path, model__norm__weight=torch.ones(64, dtype=torch.float64))
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config.pop("dtype") == stored
+    (tmp_path / "config.json").write_text(json.dumps({**config, **stated}))
+    with LLM(str(tmp_path), show_report=False) as llm:
+        assert llm.report.executor["dtype"] == stored
+        assert llm.report.executor["weights_bytes"] == sum(
+            math.prod(tensor.shape) * getattr(torch, stored).itemsize for tensor in model.parameters()
+        )
+    with LLM(str(tmp_path), dtype="float32", show_report=False) as llm:
+        assert llm.report.executor["dtype"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"num_attention_heads": 3}, "hidden_size (64) in the model's configuration must be a multiple of"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers in the model's configuration must be a whole number"),
+        ({"architectures": ["NobodysModel"]}, "the model's architecture is NobodysModel"),
+        (
+            {"architectures": ["GlmForCausalLM"], "quantization_config": None, "is_encoder_decoder": True},
+            "GlmForCausalLM cannot run through transformers' attention interface: it has an encoder",
+        ),
+    ],
+)
+def test_a_wrong_configuration_is_named_by_its_file(
+    changes: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    save(tmp_path)
+    file = tmp_path / "config.json"
+    config = {**json.loads(file.read_text()), **changes}
+    if "num_attention_heads" in changes:
+        del config["head_dim"], config["num_key_value_heads"]
+    file.write_text(json.dumps(config))
+    for given in (tmp_path, tmp_path / "model.safetensors"):
+        with pytest.raises(CheckpointError) as caught:
+            answers(given)
+        assert str(caught.value).startswith(f"{file}: {what}")
+        assert str(caught.value).count(str(file)) == 1
+
+
+def test_a_worker_that_opens_the_checkpoint_names_its_file(tmp_path: Path, models_registry: Any) -> None:
+    save(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "vocab_size": "many"}))
+    build = ExecutorBuild(
+        config=EngineConfig(model=str(tmp_path)),
+        registry=models_registry,
+        model_path=tmp_path,
+        max_model_len=64,
+        dtype="float32",
+    )
+    with pytest.raises(CheckpointError, match=f"^{re.escape(str(file))}: vocab_size .*got 'many'"):
+        load_model(build, "cpu")
 
 
 def test_text_goes_in_and_comes_out(tmp_path: Path) -> None:

@@ -156,13 +156,16 @@ def test_models_of_a_plugin_are_listed(cache: Path, tmp_path: Path, capsys: Any)
 
 
 def test_the_models_are_told_before_torch_is_there(cache: Path) -> None:
-    """The library takes a second to import: the first table does not wait for it, nor do tests that need no torch."""
+    """Torch takes a second to import: the first table does not wait for it. transformers is not needed at all."""
     code = (
         "import sys\n"
         "from headrace.cli.options import plugins_for\n"
-        "from headrace.models.catalog import describe_models\n"
-        "assert len(describe_models(plugins_for([]).registry)) == 3\n"
+        "from headrace.models.catalog import describe_families, describe_models\n"
+        "registry = plugins_for([]).registry\n"
+        "assert len(describe_models(registry)) == 3\n"
         "assert 'torch' not in sys.modules\n"
+        "assert len(describe_families(registry)) > 10\n"
+        "assert 'transformers' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from headrace import LLM, SamplingParams, hookimpl
 from headrace.core.errors import CheckpointError
@@ -224,3 +225,22 @@ def test_wrong_fields_are_named(change: dict[str, Any], what: str, tmp_path: Pat
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
     with pytest.raises(CheckpointError, match=what):
         LLM(str(tmp_path), show_report=False)
+
+
+def test_a_head_of_its_own_beside_tied_embeddings_is_told_and_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Source: vllm-project/vllm#6758."""
+    save(tmp_path, "gemma3-types")
+    file = tmp_path / "model.safetensors"
+    tensors, found = load_file(file), []
+    embedding = tensors["model.embed_tokens.weight"]
+    for head in ({}, {"lm_head.weight": embedding.flip(0)}):
+        save_file({**tensors, **head}, file)
+        with LLM(str(tmp_path), dtype="float32", show_report=False) as llm:
+            outputs = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
+        found.append([output.outputs[0].token_ids for output in outputs])
+        told = [record.getMessage() for record in caplog.records if "lm_head.weight" in record.getMessage()]
+        assert len(told) == len(head)
+    assert found[0] == found[1]
+    assert "model.embed_tokens.weight" in told[0]

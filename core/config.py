@@ -137,6 +137,7 @@ class EngineConfig(Section):
         None, "Longest prompt and answer together; default: the model's.", ge=2
     )
     max_logprobs: int = option(20, "Most logprobs a request may ask for a token; -1: no limit.", ge=-1)
+    enforce_eager: bool = option(False, "Run the model as it is, not as a recorded pass (a graph).")
     model_impl: str = option("auto", "Which definition builds the model; auto: by its architecture.")
     generation_config: Literal["auto", "none"] = option(
         "auto",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from headrace.core.errors import CheckpointError
-from headrace.core.interfaces import AttentionLayer, AttentionSpec, Linear, LinearFormat, Parallel
+from headrace.core.interfaces import AttentionLayer, AttentionSpec, Embedding, Linear, LinearFormat, Parallel
 from headrace.executors.selection import Ops
 from headrace.models.weights import CheckpointWeights
 
@@ -26,6 +26,23 @@ class _BoundLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in] -> [N, out]."""
         return self._apply(x, self._prepared)
+
+
+class _OutputProjection:
+    """A product that gives logits, and the rows of its weight."""
+
+    def __init__(self, kind: LinearFormat, weight: torch.Tensor) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._kind = kind
+        self._prepared = kind.prepare(weight, None)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[S, C] -> [S, V] float32."""
+        return self._kind.logits(x, self._prepared)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """[N] int64 -> [N, C]."""
+        return self._kind.rows(ids, self._prepared)
 
 
 class Builder:
@@ -68,11 +85,15 @@ class Builder:
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         return _BoundLinear(self._ops.linear("dense"), weight, torch.cat(biases) if biases else None)
 
-    def lm_head(self, name: str, embedding: torch.Tensor | None, vocab_size: int, hidden_size: int) -> Linear:
+    def lm_head(self, name: str, vocab_size: int, hidden_size: int) -> Linear:
         """Build the output projection."""
-        if embedding is None:
-            embedding = self.weights.take(f"{name}.weight", (vocab_size, hidden_size))
-        return _BoundLinear(self._ops.linear("dense"), embedding)
+        weight = self.weights.take(f"{name}.weight", (vocab_size, hidden_size))
+        return _OutputProjection(self._ops.linear("dense"), weight)
+
+    def tied_embedding(self, weight: torch.Tensor) -> tuple[Embedding, Linear]:
+        """Return the lookup and the output projection that share a weight."""
+        projection = _OutputProjection(self._ops.linear("dense"), weight)
+        return projection.rows, projection
 
     def attention(self, name: str, spec: AttentionSpec, *, scale: float) -> AttentionLayer:
         """Declare an attention layer."""

@@ -36,12 +36,19 @@ class KVMemory:
             for group, name in members:
                 self._places[name] = (cache, group)
 
-    def step(self, batches: Sequence[AttentionBatch]) -> StepContext:
-        """Prepare a step: metadata once a group."""
+    @property
+    def num_groups(self) -> int:
+        """KV groups, each with a batch of its own in a step."""
+        return len(self._groups)
+
+    def step(self, batches: Sequence[AttentionBatch], into: StepContext | None = None) -> StepContext:
+        """Prepare a step: metadata once a group; `into`: overwrite an earlier step, which a recording reads."""
+        earlier = [None] * len(self._groups) if into is None else into.metadata
         metadata = [
-            self._backend.prepare(group, batch) for group, batch in zip(self._groups, batches, strict=True)
+            self._backend.prepare(group, batch) if old is None else self._backend.prepare(group, batch, old)
+            for group, batch, old in zip(self._groups, batches, earlier, strict=True)
         ]
-        return StepContext(self._backend, self._places, metadata)
+        return StepContext(self._backend, self._places, metadata) if into is None else into
 
 
 class StepContext:
@@ -52,15 +59,15 @@ class StepContext:
     ) -> None:
         self._backend = backend
         self._places = places
-        self._metadata = metadata
+        self.metadata = metadata
 
     def attend(
         self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
         """Write k, v [N, K, D], attend with q [N, H, D]; return [N, H·D]."""
         cache, group = self._places[layer.name]
-        metadata = self._metadata[group]
-        out = torch.empty_like(q)
+        metadata = self.metadata[group]
+        out = q.new_empty(q.shape)
         self._backend.write(layer, k, v, cache, metadata)
         self._backend.forward(layer, q, cache, metadata, out)
         return out.view(q.shape[0], -1)

@@ -15,6 +15,7 @@ from headrace.core.interfaces import (
     AttentionBackend,
     AttentionLayer,
     AttentionSpec,
+    GraphRecorder,
     KVCacheLayout,
     KVCacheSpec,
     Model,
@@ -41,6 +42,8 @@ class LoadedModel:
     backend: AttentionBackend
     layers: Mapping[str, tuple[AttentionLayer, AttentionSpec]]
     device: str
+    recorder: GraphRecorder | None
+    """What records passes of this model; None: they run as they are."""
     report: dict[str, Any]
     """Facts for the start-up report."""
 
@@ -84,7 +87,8 @@ def load_model(build: ExecutorBuild, device: str) -> LoadedModel:
         "fingerprint": _fingerprint(build, backend, ops),
         "load_seconds": time.perf_counter() - started,
     }
-    return LoadedModel(model, checkpoint.config, backend, builder.layers, device, report)
+    recorder = ops.recorder(backend)
+    return LoadedModel(model, checkpoint.config, backend, builder.layers, device, recorder, report)
 
 
 def _fingerprint(build: ExecutorBuild, backend: AttentionBackend, ops: Ops) -> str:

@@ -4,32 +4,71 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 import torch
 
-__all__ = ["allowed_cores", "available_memory", "set_threads"]
+from headrace.executors.topology import Topology, read_topology
+
+__all__ = ["ThreadChoice", "available_memory", "choose_threads", "set_threads"]
 
 logger = logging.getLogger("headrace")
 
-
-def allowed_cores() -> int:
-    """Physical cores this process may use: affinity and the container's quota included, at least 1."""
-    logical = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    siblings = max(1, (psutil.cpu_count(logical=True) or 1) // (psutil.cpu_count(logical=False) or 1))
-    cores = max(1, logical // siblings)
-    quota = _cgroup_quota()
-    return max(1, min(cores, int(quota))) if quota is not None else cores
+THREADS_VARIABLE = "OMP_NUM_THREADS"
 
 
-def _cgroup_quota() -> float | None:
-    """CPUs the container may use, or None where there is no limit."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        return None
+@dataclass(frozen=True)
+class ThreadChoice:
+    """How many threads compute, and why.
+
+    count: threads of this process.
+    why: for the start-up report.
+    asked: whether the user named the number.
+    warning: what is wrong with a number that was asked for; empty where nothing is.
+    """
+
+    count: int
+    why: str
+    asked: bool = False
+    warning: str = ""
+
+
+def choose_threads(
+    workers: int = 1, topology: Topology | None = None, environ: Mapping[str, str] = os.environ
+) -> ThreadChoice:
+    """Choose one thread a physical core of one memory node, within affinity and quota; `OMP_NUM_THREADS` wins.
+
+    workers: processes that share the cores: together they get no more threads than there are cores, or one each.
+    topology: None reads this machine's.
+    """
+    topology = topology or read_topology()
+    total = topology.cores
+    reasons = [f"{topology.cores} physical cores allowed"]
+    if len(topology.cpus) != topology.machine_cpus:
+        reasons.append(f"affinity holds {len(topology.cpus)} of {topology.machine_cpus} CPUs")
+    if topology.quota is not None:
+        total = max(1, min(total, int(topology.quota)))
+        reasons.append(f"the container's quota is {topology.quota:g} CPUs")
+    count = max(1, min(topology.nodes[topology.node], total // workers))
+    if len(topology.nodes) > 1:
+        reasons.append(f"{len(topology.nodes)} memory nodes, {topology.nodes[topology.node]} cores on one")
+    if workers > 1:
+        reasons.append(f"{workers} workers share them")
+    asked = environ.get(THREADS_VARIABLE, "").partition(",")[0].strip()
+    if not asked.isdigit() or int(asked) == 0:
+        return ThreadChoice(count, f"{', '.join(reasons)} ({THREADS_VARIABLE} changes it)")
+    warning = ""
+    if int(asked) * workers > total:
+        warning = (
+            f"{THREADS_VARIABLE} asks for {asked} threads"
+            + (f" in each of {workers} workers" if workers > 1 else "")
+            + f", more than the cores there are for them ({', '.join(reasons)}): they will wait for each other; "
+            f"{count} would not"
+        )
+    return ThreadChoice(int(asked), f"{THREADS_VARIABLE} says so; {', '.join(reasons)}", True, warning)
 
 
 def available_memory() -> int:
@@ -45,17 +84,18 @@ def available_memory() -> int:
     return max(0, available)
 
 
-def set_threads() -> int:
-    """Let torch compute with one thread a physical core, unless the user's OMP_NUM_THREADS says otherwise.
+def set_threads(workers: int = 1) -> ThreadChoice:
+    """Let torch, and with it native kernels, compute with `choose_threads`; return what is in use.
 
-    Returns the number in use. A process has one thread pool: where it is set already, it stays as it is.
+    workers: processes that share the cores. A process has one pool of threads for all engines in it: a smaller
+    number that was set before stays, which the choice then says, unless `OMP_NUM_THREADS` names one.
     """
+    choice = choose_threads(workers)
+    if choice.warning:
+        logger.warning("%s", choice.warning)
     current = torch.get_num_threads()
-    wanted = allowed_cores()
-    if "OMP_NUM_THREADS" in os.environ:
-        if current > wanted:
-            logger.warning("OMP_NUM_THREADS asks for %d threads on %d cores", current, wanted)
-        return current
-    if current > wanted:
-        torch.set_num_threads(wanted)
-    return torch.get_num_threads()
+    if current < choice.count and not choice.asked:
+        return replace(choice, count=current, why=f"set in this process before; {choice.why}")
+    if current != choice.count:  # torch itself cuts OMP_NUM_THREADS down to the machine's CPUs
+        torch.set_num_threads(choice.count)
+    return choice

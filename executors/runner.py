@@ -10,13 +10,21 @@ from typing import Any
 import torch
 
 from headrace.core.errors import EngineError, PluginCallError, RequestError
-from headrace.core.interfaces import BatchRow, KVCacheLayout, LogitsRow, Proposer, RunnerListener
+from headrace.core.interfaces import (
+    BatchRow,
+    KVCacheLayout,
+    LogitsRow,
+    Proposer,
+    RecordError,
+    RunnerListener,
+)
 from headrace.core.interfaces.build import ExecutorBuild, WorkerContext
 from headrace.core.logprobs import LOGPROBS, PROMPT_LOGPROBS, PromptLogprobs, TokenLogprobs
 from headrace.core.plan import Continued, NewRequest, RequestResult, StepPlan, StepResult
 from headrace.core.stash import Stash
 from headrace.executors.batch import PersistentBatch, RowState, StepInputs
 from headrace.executors.context import KVMemory
+from headrace.executors.graphs import EagerForward, Forward, record_forward
 from headrace.executors.listeners import RunnerListeners
 from headrace.executors.loading import LoadedModel, kv_layout, load_model
 from headrace.executors.proposing import build_proposer
@@ -66,7 +74,7 @@ class ModelRunner:
         )
         self.layout: KVCacheLayout = kv_layout(self._loaded, self._proposer, build.config.cache.block_size)
         self.lookahead = self._proposer.lookahead if self._proposer else 0
-        self._memory: KVMemory | None = None
+        self._forward: Forward | None = None
         self._batch = PersistentBatch(
             build.config.scheduler.max_num_seqs,
             build.max_model_len,
@@ -81,7 +89,30 @@ class ModelRunner:
 
     def allocate_kv(self, num_blocks: int) -> None:
         """Make KV memory for block ids [0, num_blocks]."""
-        self._memory = KVMemory(self._loaded, self.layout, num_blocks)
+        self._forward = self._best_forward(KVMemory(self._loaded, self.layout, num_blocks))
+
+    @torch.inference_mode()
+    def _best_forward(self, memory: KVMemory) -> Forward:
+        """Record the forward pass where that can be done, and note in the report what runs."""
+        config, loaded = self._build.config, self._loaded
+        try:
+            if config.enforce_eager:
+                raise RecordError("enforce_eager is set")
+            if loaded.recorder is None:
+                raise RecordError(f"attention {loaded.backend.name} and these ops are not recorded")
+            forward = record_forward(
+                loaded.recorder,
+                self._model,
+                memory,
+                max_rows=config.scheduler.max_num_batched_tokens,
+                block_size=config.cache.block_size,
+                device=loaded.device,
+            )
+        except RecordError as reason:
+            loaded.report["graph"] = f"no: {reason}"
+            return EagerForward(self._model, memory)
+        loaded.report["graph"] = "yes"
+        return forward
 
     def reset(self) -> None:
         """Forget every request; model and KV memory stay."""
@@ -149,12 +180,12 @@ class ModelRunner:
         return state, None
 
     def _run(self, plan: StepPlan, inputs: StepInputs, result: StepResult) -> None:
-        if self._memory is None:
+        if self._forward is None:
             raise EngineError("a plan was sent before KV memory was made; allocate_kv comes first")
         view = self._view(plan, inputs)
         self._listeners.on_batch(view)
         x = self._listeners.on_embed(view, self._model.embed(inputs.ids))
-        hidden, taps = self._model.forward(x, inputs.positions, self._memory.step(inputs.groups))
+        hidden, taps = self._forward(x, inputs.positions, inputs.groups)
         self._listeners.on_hidden(view, hidden)
         sampled = self._sample(inputs, hidden)
         for index, state in enumerate(inputs.states):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from headrace.core.errors import ConfigError
-from headrace.core.interfaces import AttentionBackend, AttentionSpec, LinearFormat, Op, OpSet
+from headrace.core.interfaces import AttentionBackend, AttentionSpec, GraphRecorder, LinearFormat, Op, OpSet
 from headrace.core.plugin.registry import Registry
 
 __all__ = ["Ops", "choose_attention", "resolve_dtype", "torch_dtype"]
@@ -99,6 +99,19 @@ class Ops:
                 self.used.append((name, ops.name, op.row_invariant))
                 return op.fn
         raise ConfigError(f"no op set has the op {name!r}; sets in use: {', '.join(self.names) or 'none'}")
+
+    def recorder(self, backend: AttentionBackend) -> GraphRecorder | None:
+        """Return what records passes over all ops handed out and `backend`; None where one of them is not recorded.
+
+        An op of the torch reference is found out when it is recorded: it does not count here.
+        """
+        if backend.graph == "never":
+            return None
+        own = {name for _, name, _ in self.used} - {"torch"}
+        for ops in self._sets:
+            if own == {ops.name}:
+                return ops.recorder(backend)
+        return None
 
     def linear(self, format: str) -> LinearFormat:
         """Return how weights of `format` run. Raises `ConfigError` where no set knows it."""

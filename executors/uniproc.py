@@ -10,7 +10,7 @@ from headrace.core.errors import ConfigError, EngineError
 from headrace.core.interfaces import KVCacheLayout
 from headrace.core.interfaces.build import ExecutorBuild
 from headrace.core.plan import StepPlan, StepResult
-from headrace.executors.process import set_threads
+from headrace.executors.process import ThreadChoice, set_threads
 from headrace.executors.runner import ModelRunner
 
 __all__ = ["UniprocExecutor"]
@@ -45,7 +45,7 @@ class UniprocExecutor:
             )
         self._build = build
         self._runner: ModelRunner | None = None
-        self._threads = 0
+        self._threads: ThreadChoice | None = None
 
     def start(self) -> None:
         """Build and load the model."""
@@ -91,7 +91,9 @@ class UniprocExecutor:
 
     def report(self) -> Mapping[str, Any]:
         """Facts for the start-up report."""
-        return {**self.runner.report, "threads": self._threads, "workers": 1}
+        threads = self._threads or set_threads()
+        facts = {"threads": threads.count, "threads_why": threads.why, "workers": 1}
+        return {**self.runner.report, **facts}
 
     def metrics(self) -> Mapping[str, float]:
         """Gauges by Prometheus name."""

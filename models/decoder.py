@@ -25,9 +25,9 @@ from headrace.models.layers import (
     Rotation,
     Scaled,
     SelfAttention,
+    embedding_and_head,
     require_whole_model,
     set_aside,
-    set_tied_aside,
 )
 from headrace.models.rope import cos_sin_table
 
@@ -73,27 +73,18 @@ class DecoderModel:
         self._eps = config.eps
         self._embedding_scale = config.embedding_scale
         self._logits_scale = config.logits_scale
-        self._embedding_op = build.op("embedding")
         self._add_rms_norm = build.op("add_rms_norm")
-        self._embedding = build.weights.take(
-            "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)
+        tied = "lm_head.weight" not in build.weights if config.tied is None else config.tied
+        self._embed, self._head = embedding_and_head(
+            build, "model.embed_tokens", config.vocab_size, config.hidden_size, tied=tied
         )
         rotations = _rotations(build, config)
         self._layers = [_layer(build, index, config, rotations[index]) for index in range(config.num_layers)]
         self._norm = build.weights.take("model.norm.weight", (config.hidden_size,))
-        self._head = self._output_projection(build, config)
-
-    def _output_projection(self, build: ModelBuild, config: DecoderConfig) -> Any:
-        tied = "lm_head.weight" not in build.weights if config.tied is None else config.tied
-        if tied:
-            set_tied_aside(build, "lm_head.weight", "model.embed_tokens.weight", self._embedding)
-        return build.lm_head(
-            "lm_head", self._embedding if tied else None, config.vocab_size, config.hidden_size
-        )
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """[N] int64 -> [N, C]."""
-        x: torch.Tensor = self._embedding_op(ids, self._embedding)
+        x = self._embed(ids)
         return x if self._embedding_scale == 1.0 else x * self._embedding_scale
 
     def forward(

@@ -16,7 +16,7 @@ from headrace.core.errors import CheckpointError
 from headrace.core.interfaces import ForwardContext, ModelBuild
 from headrace.models.config_fields import choice, flag, positive_float, positive_int
 from headrace.models.decoder_config import read_windows
-from headrace.models.layers import require_whole_model, set_tied_aside
+from headrace.models.layers import embedding_and_head, require_whole_model
 from headrace.models.rope import Rope, cos_sin_table
 
 __all__ = ["GemmaConfig", "GemmaModel", "read_gemma"]
@@ -137,7 +137,7 @@ class _Norm:
         normed: torch.Tensor = self._rms_norm(x, self._weight, self._eps)
         return normed
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """[N, C] twice -> (their sum, normed; their sum)."""
         normed, total = self._add_rms_norm(x, residual, self._weight, self._eps)
         return normed, total
@@ -149,19 +149,20 @@ class _Attention:
     def __init__(
         self, build: ModelBuild, name: str, config: GemmaConfig, window: int | None, cos_sin: torch.Tensor
     ) -> None:
-        self._shapes = [(heads, config.head_dim) for heads in (config.num_heads, *(config.num_kv_heads,) * 2)]
-        self._sizes = [heads * size for heads, size in self._shapes]
+        self._heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        self._head_dim = config.head_dim
+        sizes = tuple(heads * config.head_dim for heads in self._heads)
         self._cos_sin = cos_sin
         self._rotary = build.op("rotary")
         self._qkv = build.linear(
             *(f"{name}.{part}_proj" for part in "qkv"),
             in_features=config.hidden_size,
-            out_features=tuple(self._sizes),
+            out_features=sizes,
             bias=config.bias,
         )
         self._out = build.linear(
             f"{name}.o_proj",
-            in_features=self._sizes[0],
+            in_features=sizes[0],
             out_features=(config.hidden_size,),
             bias=config.bias,
         )
@@ -182,11 +183,8 @@ class _Attention:
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """X [N, C], positions [N] -> [N, C]."""
-        parts = self._qkv(x).split(self._sizes, dim=-1)
-        # Ops take contiguous tensors; the rotation then works in place on these copies.
-        q, k, v = (
-            part.contiguous().view(-1, *shape) for part, shape in zip(parts, self._shapes, strict=True)
-        )
+        heads = self._qkv(x).view(-1, sum(self._heads), self._head_dim)
+        q, k, v = heads.split(self._heads, dim=1)
         if self._norms is not None:
             q, k = self._norms[0](q), self._norms[1](k)
         q, k = self._rotary(positions, q, k, self._cos_sin)
@@ -244,9 +242,9 @@ class GemmaModel:
         self.vocab_size = config.vocab_size
         self.taps: frozenset[int] = frozenset()
         self._logits_cap = config.logits_cap
-        self._embedding_op = build.op("embedding")
-        shape = (config.vocab_size, config.hidden_size)
-        self._embedding = build.weights.take("model.embed_tokens.weight", shape)
+        self._embed, self._head = embedding_and_head(
+            build, "model.embed_tokens", config.vocab_size, config.hidden_size, tied=config.tied
+        )
         # Rounded to the type that is computed in, as when the models were trained.
         self._scale = torch.tensor(config.hidden_size**0.5, dtype=build.dtype, device=build.device)
         tables = {
@@ -264,14 +262,10 @@ class GemmaModel:
             for index, window in enumerate(config.windows)
         ]
         self._norm = _Norm(build, "model.norm", config.hidden_size, config.eps)
-        if config.tied:
-            set_tied_aside(build, "lm_head.weight", "model.embed_tokens.weight", self._embedding)
-        self._head = build.lm_head("lm_head", self._embedding if config.tied else None, *shape)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """[N] int64 -> [N, C]."""
-        x: torch.Tensor = self._embedding_op(ids, self._embedding)
-        return x * self._scale
+        return self._embed(ids) * self._scale
 
     def forward(
         self, x: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext
@@ -283,8 +277,8 @@ class GemmaModel:
             x, residual = layer(x, residual, positions, ctx)
             if index in self.taps:
                 taps[index] = x + residual
-        total = x if residual is None else x + residual
-        return self._norm(total), taps
+        hidden, _ = self._norm.add(x, residual)
+        return hidden, taps
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[S, C] -> [S, V] float32."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from headrace.core.errors import CheckpointError
-from headrace.core.interfaces import ForwardContext, Linear, ModelBuild
+from headrace.core.interfaces import Embedding, ForwardContext, Linear, ModelBuild
 
 __all__ = [
     "AttentionShape",
@@ -28,6 +28,7 @@ __all__ = [
     "Rotation",
     "Scaled",
     "SelfAttention",
+    "embedding_and_head",
     "require_whole_model",
     "set_aside",
     "set_tied_aside",
@@ -85,19 +86,13 @@ class Rotation:
     def __init__(self, build: ModelBuild, cos_sin: torch.Tensor) -> None:
         self._rotary = build.op("rotary")
         self._cos_sin = cos_sin
-        self._size = cos_sin.shape[-1]
 
     def __call__(
         self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Q [N, H, D] and k [N, K, D] -> the same, turned; in place."""
-        if self._size == q.shape[-1]:
-            turned: tuple[torch.Tensor, torch.Tensor] = self._rotary(positions, q, k, self._cos_sin)
-            return turned
-        begins = [x[..., : self._size].contiguous() for x in (q, k)]
-        for x, begin in zip((q, k), self._rotary(positions, *begins, self._cos_sin), strict=True):
-            x[..., : self._size] = begin
-        return q, k
+        turned: tuple[torch.Tensor, torch.Tensor] = self._rotary(positions, q, k, self._cos_sin)
+        return turned
 
 
 class QKNorms:
@@ -120,7 +115,7 @@ class QKNorms:
         return self._apply(q, self._q_weight), self._apply(k, self._k_weight)
 
     def _apply(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        normed: torch.Tensor = self._rms_norm(x.view(-1, weight.shape[0]), weight, self._eps)
+        normed: torch.Tensor = self._rms_norm(x.view(x.shape[0], -1, weight.shape[0]), weight, self._eps)
         return normed.view(x.shape)
 
 
@@ -173,12 +168,8 @@ class SelfAttention:
 
     def __call__(self, x: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """X [N, C], positions [N] -> [N, C]."""
-        parts = self._qkv(x).split(self._sizes, dim=-1)
-        # Ops take contiguous tensors; the rotation then works in place on these copies.
-        q, k, v = (
-            part.contiguous().view(-1, heads, self._head_dim)
-            for part, heads in zip(parts, self._heads, strict=True)
-        )
+        heads = self._qkv(x).view(-1, sum(self._heads), self._head_dim)
+        q, k, v = heads.split(self._heads, dim=1)
         if self._norms is not None:
             q, k = self._norms(q, k)
         if self._rotation is not None:
@@ -312,6 +303,30 @@ def require_whole_model(build: ModelBuild, num_layers: int) -> None:
             f"this architecture runs as a whole, a rank was given layers [{parallel.first_layer}, {end}) of "
             f"{num_layers}; use pipeline_parallel_size 1"
         )
+
+
+def embedding_and_head(
+    build: ModelBuild, name: str, vocab_size: int, hidden_size: int, *, tied: bool
+) -> tuple[Embedding, Linear]:
+    """Build the lookup from `NAME.weight` and the output projection: from the same where they are tied."""
+    weight = build.weights.take(f"{name}.weight", (vocab_size, hidden_size))
+    if tied:
+        set_tied_aside(build, "lm_head.weight", f"{name}.weight", weight)
+        return build.tied_embedding(weight)
+    return _Lookup(build, weight), build.lm_head("lm_head", vocab_size, hidden_size)
+
+
+class _Lookup:
+    """Rows of a weight that is nothing but an embedding."""
+
+    def __init__(self, build: ModelBuild, weight: torch.Tensor) -> None:
+        self._op = build.op("embedding")
+        self._weight = weight
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        """[N] int64 -> [N, C]."""
+        x: torch.Tensor = self._op(ids, self._weight)
+        return x
 
 
 def set_aside(build: ModelBuild, name: str, shape: tuple[int, ...]) -> None:

@@ -61,7 +61,7 @@ class TorchAttention:
             torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device)
         )
 
-    def prepare(self, group: KVCacheGroup, batch: AttentionBatch) -> StepPages:
+    def prepare(self, group: KVCacheGroup, batch: AttentionBatch, into: Any = None) -> StepPages:
         """Copy what the step's layers need from the batch."""
         return StepPages(batch)
 

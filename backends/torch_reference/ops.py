@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from headrace.core.interfaces.attention import AttentionBackend
+from headrace.core.interfaces.graph import GraphRecorder
 from headrace.core.interfaces.ops import LinearFormat, Op
 
 __all__ = [
@@ -38,7 +40,7 @@ def embedding(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [N, …, C], weight [C] -> x / sqrt(mean(x²) + eps) · weight; rounded to x's type before the weight."""
+    """x [N, C] or [N, G, C], weight [C] -> x / sqrt(mean(x²) + eps) · weight; rounded before the weight."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return weight * wide.to(x.dtype)
@@ -57,13 +59,13 @@ def rotary(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate q [N, H, D] and k [N, K, D] in place and return them.
 
-    positions [N] int64; cos_sin [P, D]: the first D/2 columns are cosines, the others sines. Element i of the
-    first half turns with element i of the second.
+    positions [N] int64; cos_sin [P, R], R ≤ D: the first R/2 columns are cosines, the others sines. Of each head's
+    first R numbers, number i of the first half turns with number i of the second.
     """
     table = cos_sin.index_select(0, positions).float().unsqueeze(1)
     cos, sin = table.chunk(2, dim=-1)
     for x in (q, k):
-        first, second = x.chunk(2, dim=-1)
+        first, second = x[..., : cos_sin.shape[1]].chunk(2, dim=-1)
         wide_first, wide_second = first.float(), second.float()
         turned = wide_first * cos - wide_second * sin
         second.copy_(wide_second * cos + wide_first * sin)
@@ -107,6 +109,14 @@ class DenseLinear:
         weight, bias = prepared
         return F.linear(x, weight, bias)
 
+    def logits(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
+        """[N, in] -> [N, out] float32."""
+        return self.apply(x, prepared).float()
+
+    def rows(self, ids: torch.Tensor, prepared: Any) -> torch.Tensor:
+        """Rows `ids` [N] int64 of the weight, [N, in]."""
+        return F.embedding(ids, prepared[0])
+
 
 class TorchOps:
     """All ops on any device torch has; other op sets fall back to it."""
@@ -140,6 +150,10 @@ class TorchOps:
     def get(self, name: str) -> Op | None:
         """Return the implementation of `name`, or None."""
         return self._ops.get(name)
+
+    def recorder(self, backend: AttentionBackend) -> GraphRecorder | None:
+        """None: torch's calls are not recorded."""
+        return None
 
     def linear(self, format: str) -> LinearFormat | None:
         """Return how weights of `format` run; only `"dense"` is known."""

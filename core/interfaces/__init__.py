@@ -9,6 +9,7 @@ from headrace.core.interfaces.attention import (
 )
 from headrace.core.interfaces.checkpoint import Checkpoint, CheckpointTensor, ModelSource, WeightLoader
 from headrace.core.interfaces.executor import Executor, StepHandle
+from headrace.core.interfaces.graph import Graph, GraphRecorder, RecordError
 from headrace.core.interfaces.kv_cache import (
     KVCacheGroup,
     KVCacheLayout,
@@ -17,6 +18,7 @@ from headrace.core.interfaces.kv_cache import (
     PrefixHit,
 )
 from headrace.core.interfaces.model import (
+    Embedding,
     ForwardContext,
     Linear,
     Model,
@@ -48,9 +50,12 @@ __all__ = [
     "Checkpoint",
     "CheckpointTensor",
     "Constraint",
+    "Embedding",
     "EngineListener",
     "Executor",
     "ForwardContext",
+    "Graph",
+    "GraphRecorder",
     "InputProcessor",
     "KVCacheGroup",
     "KVCacheLayout",
@@ -71,6 +76,7 @@ __all__ = [
     "ProcessedInput",
     "ProcessorFactory",
     "Proposer",
+    "RecordError",
     "RunnerBatch",
     "RunnerListener",
     "Scheduler",

@@ -2,8 +2,9 @@
 
 Shapes: N tokens and R requests in a step; H query heads, K KV heads, D head size; B tokens a block. Tokens of
 one request are neighbours, in order of position; requests may be in any mix of prefill chunks and decodes.
-q, k, v and out are contiguous. Every request's last token is at `seq_lens[r] - 1`, its first in this step at
-`seq_lens[r] - query_lens[r]`.
+Every
+request's last token is at `seq_lens[r] - 1`, its first in this step at `seq_lens[r] - query_lens[r]`.
+Rows of q, k and v may lie apart (views of a stacked product); out is contiguous, and so is each row.
 """
 
 from __future__ import annotations
@@ -121,8 +122,12 @@ class AttentionBackend(Protocol):
         """Return one layer's cache for block ids [0, num_blocks), in whatever form the backend likes."""
         ...
 
-    def prepare(self, group: KVCacheGroup, batch: AttentionBatch) -> Any:
-        """Return the metadata `md` that `write` and `forward` get in this step for this group's layers."""
+    def prepare(self, group: KVCacheGroup, batch: AttentionBatch, into: Any = None) -> Any:
+        """Return the metadata `md` that `write` and `forward` get in this step for this group's layers.
+
+        into: metadata of an earlier step of the group, to be overwritten and returned: what a recorded pass reads.
+            Only asked of a backend whose `graph` is not "never".
+        """
         ...
 
     def write(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, cache: Any, md: Any) -> None:

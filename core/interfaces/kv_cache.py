@@ -56,6 +56,8 @@ class PrefixHit:
     length: int
     block_ids: tuple[tuple[int, ...], ...]
     """A KV group: one id a block of the prefix; the null block where a window has passed."""
+    coming: bool = False
+    """Another request is computing the block behind `length` right now: who waits a step finds a longer prefix."""
 
 
 @runtime_checkable

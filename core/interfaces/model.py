@@ -11,7 +11,16 @@ if TYPE_CHECKING:
 
     from headrace.core.interfaces.attention import AttentionLayer, AttentionSpec
 
-__all__ = ["ForwardContext", "Linear", "Model", "ModelBuild", "ModelDefinition", "Parallel", "Weights"]
+__all__ = [
+    "Embedding",
+    "ForwardContext",
+    "Linear",
+    "Model",
+    "ModelBuild",
+    "ModelDefinition",
+    "Parallel",
+    "Weights",
+]
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,14 @@ class Linear(Protocol):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in] -> [N, out]."""
+        ...
+
+
+class Embedding(Protocol):
+    """A lookup of rows."""
+
+    def __call__(self, ids: torch.Tensor) -> torch.Tensor:
+        """[N] int64 -> [N, C]."""
         ...
 
 
@@ -98,8 +115,15 @@ class ModelBuild(Protocol):
         """
         ...
 
-    def lm_head(self, name: str, embedding: torch.Tensor | None, vocab_size: int, hidden_size: int) -> Linear:
-        """Build the output projection: `NAME.weight`, or `embedding` [V, C] where the weights are tied."""
+    def lm_head(self, name: str, vocab_size: int, hidden_size: int) -> Linear:
+        """Build the output projection from `NAME.weight` [V, C]; it gives float32."""
+        ...
+
+    def tied_embedding(self, weight: torch.Tensor) -> tuple[Embedding, Linear]:
+        """Return the lookup and the output projection that share a weight [V, C]; it is held once.
+
+        The projection gives float32.
+        """
         ...
 
     def attention(self, name: str, spec: AttentionSpec, *, scale: float) -> AttentionLayer:
@@ -117,7 +141,10 @@ class ForwardContext(Protocol):
     def attend(
         self, layer: AttentionLayer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        """Write k, v [N, K, D] to the cache, attend with q [N, H, D]; return [N, H·D]."""
+        """Write k, v [N, K, D] to the cache, attend with q [N, H, D]; return [N, H·D].
+
+        Rows of q, k and v may lie apart: views of a stacked product.
+        """
         ...
 
 

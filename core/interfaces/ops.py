@@ -1,13 +1,15 @@
 """The op set: an open table of the operations models are made of.
 
 A model asks for each op once, when it is built, and calls what it got. Built-in names and signatures (x is
-[N, …], contiguous; results are new tensors unless said otherwise):
+[N, …], contiguous but where said; results are new, contiguous tensors unless said otherwise):
 
 =================  ============================================================================
 `embedding`        (ids [N] int64, weight [V, C]) -> [N, C]
-`rms_norm`         (x [N, …, C], weight [C], eps) -> like x; statistics in float32
+`rms_norm`         (x [N, C] or [N, G, C], weight [C], eps) -> like x; statistics in float32. Rows N of x may
+                   lie apart, as in a view of a stacked product
 `add_rms_norm`     (x, residual, weight, eps) -> (normed, x + residual)
-`rotary`           (positions [N], q [N, H, D], k [N, K, D], cos_sin [P, D]) -> (q, k); halves rotated, in place
+`rotary`           (positions [N], q [N, H, D], k [N, K, D], cos_sin [P, R]) -> (q, k); in place, the first R
+                   numbers of each head, halves against each other. Rows N may lie apart
 `layer_norm`       (x [N, C], weight [C], bias [C], eps) -> like x; statistics in float32
 `gelu`             (x [N, C]) -> x · Φ(x), exact (no approximation by tanh)
 `silu_mul`         (x [N, 2·C]) -> silu(x[:, :C]) · x[:, C:]
@@ -24,6 +26,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
+
+    from headrace.core.interfaces.attention import AttentionBackend
+    from headrace.core.interfaces.graph import GraphRecorder
 
 __all__ = ["LinearFormat", "Op", "OpSet"]
 
@@ -51,6 +56,14 @@ class LinearFormat(Protocol):
         """[N, in] -> [N, out]."""
         ...
 
+    def logits(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
+        """[N, in] -> [N, out] float32: the same product, as it is sampled from."""
+        ...
+
+    def rows(self, ids: torch.Tensor, prepared: Any) -> torch.Tensor:
+        """Rows `ids` [N] int64 of the weight, [N, in]: a lookup in an embedding that is a product, too."""
+        ...
+
 
 @runtime_checkable
 class OpSet(Protocol):
@@ -64,6 +77,10 @@ class OpSet(Protocol):
 
     def get(self, name: str) -> Op | None:
         """Return the implementation of `name`, or None."""
+        ...
+
+    def recorder(self, backend: AttentionBackend) -> GraphRecorder | None:
+        """Return what records passes over these ops and `backend`'s attention; None: they are not recorded."""
         ...
 
     def linear(self, format: str) -> LinearFormat | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -37,8 +38,11 @@ class PagedKVCacheManager:
         self._fenced: deque[tuple[int, list[int]]] = deque()
         self._num_fenced = 0
         self._updated_step = -1
+        self._coming: dict[bytes, str] = {}
+        """Full blocks that plans under way compute, and the requests they are of."""
         self._queries = 0
         self._hits = 0
+        self._seconds = 0.0
 
     @property
     def num_blocks(self) -> int:
@@ -62,6 +66,7 @@ class PagedKVCacheManager:
         limit = (request.num_tokens - 1) // self._block_size
         if not self._caching or limit <= 0:
             return PrefixHit(0, tuple(() for _ in self._groups))
+        started = time.perf_counter()
         self._extend_hashes(request, limit)
         hashes = request.block_hashes
         length = limit
@@ -76,7 +81,9 @@ class PagedKVCacheManager:
             for block in table:
                 if block != NULL_BLOCK:
                     self._pool.hold(block)
-        return PrefixHit(length * self._block_size, tables)
+        coming = length < limit and hashes[length] in self._coming
+        self._seconds += time.perf_counter() - started
+        return PrefixHit(length * self._block_size, tables, coming)
 
     def release(self, hit: PrefixHit) -> None:
         """Unpin a hit that is not used."""
@@ -150,6 +157,7 @@ class PagedKVCacheManager:
         """Give `request` blocks for positions [0, num_tokens + lookahead), or change nothing."""
         blocks = -(-(num_tokens + lookahead) // self._block_size)
         if hit is None and request.block_ids and len(request.block_ids[0]) >= blocks:
+            self._announce(request, num_tokens)
             return []  # all tables are of one length
         starts: Sequence[Sequence[int]] = (
             hit.block_ids if hit is not None else request.block_ids or [()] * len(self._groups)
@@ -171,18 +179,38 @@ class PagedKVCacheManager:
             ]
         for table, new in zip(request.block_ids, granted, strict=True):
             table.extend(new)
+        self._announce(request, num_tokens)
         return granted
+
+    def _announce(self, request: Request, num_tokens: int) -> None:
+        """Full blocks below `num_tokens` are about to be computed."""
+        full = min(num_tokens, len(request.token_ids)) // self._block_size
+        if self._caching and full > request.num_published:
+            started = time.perf_counter()
+            self._extend_hashes(request, full)
+            for name in request.block_hashes[request.num_published : full]:
+                self._coming.setdefault(name, request.request_id)
+            self._seconds += time.perf_counter() - started
+
+    def _withdraw(self, request: Request, first: int, end: int | None = None) -> None:
+        """Blocks [first, end) of a request are not under way any more."""
+        for name in request.block_hashes[first:end]:
+            if self._coming.get(name) == request.request_id:
+                del self._coming[name]
 
     def publish(self, request: Request, num_computed: int, *, fence: int) -> None:
         """Offer full blocks to the prefix cache, and give back what fell behind a window."""
         full = min(num_computed, len(request.token_ids)) // self._block_size
         if self._caching and full > request.num_published:
+            started = time.perf_counter()
             self._extend_hashes(request, full)
+            self._withdraw(request, request.num_published, full)
             for index, table in enumerate(request.block_ids):
                 for i in range(request.num_published, full):
                     if table[i] != NULL_BLOCK:
                         self._pool.publish(index, request.block_hashes[i], table[i])
             request.num_published = full
+            self._seconds += time.perf_counter() - started
         for index, window in self._windows:
             self._release_behind(request, index, self._first_visible(window, num_computed), fence)
 
@@ -196,6 +224,7 @@ class PagedKVCacheManager:
     def forget(self, request: Request, num_computed: int) -> None:
         """The KV of `request` from position `num_computed` on is lost: nobody may find it."""
         first = num_computed // self._block_size
+        self._withdraw(request, first)
         for table in request.block_ids:
             for block in table[first:]:
                 if block != NULL_BLOCK:
@@ -205,6 +234,7 @@ class PagedKVCacheManager:
         """Give back all blocks of `request`, tails first, once step `fence` has been updated."""
         for table, released in zip(request.block_ids, request.num_released, strict=True):
             self._drop_behind_fence(table[released:][::-1], fence)
+        self._withdraw(request, request.num_published)
         request.block_ids = []
         request.num_published = 0
         request.num_released = []
@@ -251,4 +281,5 @@ class PagedKVCacheManager:
             "kv_cache_usage_perc": 1 - free / total,
             "prefix_cache_queries": self._queries,
             "prefix_cache_hits": self._hits,
+            "prefix_cache_seconds": self._seconds,
         }

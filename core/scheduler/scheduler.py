@@ -30,6 +30,9 @@ from headrace.core.scheduler.step import Step
 
 __all__ = ["UnifiedScheduler"]
 
+PREFIX = "prefix"
+"""Why a request is parked whose next block another is computing."""
+
 
 class UnifiedScheduler:
     """Implements `Scheduler`; the contract's docstrings hold."""
@@ -252,6 +255,13 @@ class UnifiedScheduler:
         start = request.num_scheduled
         if not request.block_ids and request.engine_request.reads_prefix_cache:
             hit = self._kv.match_prefix(request)
+            if hit.coming:
+                # Computing the block beside the request that is at it would be double work.
+                self._kv.release(hit)
+                self._park(request, PREFIX)
+                return True
+            if request.wait_reason == PREFIX:
+                request.wait_reason = None
             start = hit.length
         count = self._limit_count(request, start, min(request.num_known - start, step.budget))
         blocks: list[list[int]] | None = None

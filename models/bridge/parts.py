@@ -125,7 +125,7 @@ def _products(
         else:
             twin = tied[weight]
             set_tied_aside(build, spelling.of(weight), spelling.of(twin), filled[twin])
-            linear = build.lm_head(name, filled[twin], module.out_features, module.in_features)
+            _, linear = build.tied_embedding(filled[twin])
             if module.bias is not None:
                 bias = _take(build, spelling.of(f"{name}.bias"), (module.out_features,))
                 linear = _Biased(linear, bias)

@@ -11,19 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headrace.core.errors import CheckpointError
+from headrace.core.folders import cache_folder
 
 __all__ = ["cache_folder", "fetch_once"]
 
 _PARTIAL = ".partial-"
-
-
-def cache_folder() -> Path:
-    """Return `$HEADRACE_CACHE`; by default `headrace` below `$XDG_CACHE_HOME` or `~/.cache`."""
-    own = os.environ.get("HEADRACE_CACHE")
-    if own:
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "headrace"
 
 
 def fetch_once(target: Path, fetch: Callable[[Path], Path], *, what: str) -> Path:

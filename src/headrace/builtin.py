@@ -6,6 +6,7 @@ __all__ = ["BUILTIN", "ESSENTIAL"]
 
 BUILTIN = (
     "headrace.core.builtin",
+    "headrace.backends.cpu.plugin",
     "headrace.backends.torch_reference.plugin",
     "headrace.models.plugin",
     "headrace.executors.plugin",

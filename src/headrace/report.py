@@ -51,8 +51,8 @@ class StartupReport:
         )
         return [
             f"model        {self.model}: {facts['architecture']}, {facts['parameters'] / 1e6:.1f}M parameters",
-            f"weights      {facts['weights_bytes'] / 2**20:.0f} MiB as {facts['dtype']} on {facts['device']}, "
-            f"{facts['threads']} threads",
+            f"weights      {facts['weights_bytes'] / 2**20:.0f} MiB as {facts['dtype']} on {facts['device']}",
+            f"threads      {facts['threads']}: {facts['threads_why']}",
             f"KV cache     {self.kv_bytes / 2**20:.0f} MiB, {self.num_blocks} blocks of "
             f"{self.layout.block_size} tokens; {self.concurrency:.1f} requests of {self.max_model_len} tokens at "
             "once (kv_cache_memory)",
@@ -61,6 +61,7 @@ class StartupReport:
             f"caching      prefix caching {'on' if caching else 'off'}",
             f"attention    {'; '.join([facts['attention_backend'], *refused])}",
             f"ops          {', '.join(facts['op_sets'])}; {promise}",
+            f"graph        {facts['graph']}",
             f"parallel     {self.config.parallel.executor}, {facts['workers']} worker",
             f"numerics     {facts['fingerprint']}",
             f"plugins      {', '.join(self.plugins)}",

@@ -53,7 +53,7 @@ class SimpleAttention:
         shape = (num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)
         return torch.zeros(shape), torch.zeros(shape)
 
-    def prepare(self, group: KVCacheGroup, batch: AttentionBatch) -> Step:
+    def prepare(self, group: KVCacheGroup, batch: AttentionBatch, into: Any = None) -> Step:
         counts = batch.query_start.diff()
         copies = {name: value.clone() for name, value in vars(batch).items() if torch.is_tensor(value)}
         return Step(replace(batch, **copies), torch.arange(len(counts)).repeat_interleave(counts).tolist())
@@ -199,7 +199,7 @@ class InterleavedHeads(SimpleAttention):
 class FirstTable(SimpleAttention):
     """Uses its neighbour's blocks."""
 
-    def prepare(self, group: KVCacheGroup, batch: AttentionBatch) -> Step:
+    def prepare(self, group: KVCacheGroup, batch: AttentionBatch, into: Any = None) -> Step:
         step = super().prepare(group, batch)
         step.batch.block_table[:] = step.batch.block_table[0].clone()
         return step
@@ -218,7 +218,7 @@ class KeepsTheBatch(SimpleAttention):
     def __init__(self) -> None:
         self.tables: dict[torch.Size, torch.Tensor] = {}
 
-    def prepare(self, group: KVCacheGroup, batch: AttentionBatch) -> Step:
+    def prepare(self, group: KVCacheGroup, batch: AttentionBatch, into: Any = None) -> Step:
         table = self.tables.setdefault(batch.block_table.shape, batch.block_table)
         return super().prepare(group, replace(batch, block_table=table))
 
@@ -226,7 +226,7 @@ class KeepsTheBatch(SimpleAttention):
 class OneStepState(SimpleAttention):
     """Keeps the step on itself, so that a second group overwrites the first."""
 
-    def prepare(self, group: KVCacheGroup, batch: AttentionBatch) -> Step:
+    def prepare(self, group: KVCacheGroup, batch: AttentionBatch, into: Any = None) -> Step:
         self.step = super().prepare(group, batch)
         return self.step
 

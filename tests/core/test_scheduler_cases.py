@@ -632,3 +632,55 @@ def test_a_request_may_leave_the_prefix_cache_unread() -> None:
     sim.engine.add(request)
     sim.run()
     assert sim.cached == {"a": 0, "b": 0}
+
+
+# A prefix that is being computed --------------------------------------------------------------------------
+
+
+def computed_tokens(sim: Simulation) -> int:
+    return sum(entry.count for plan in sim.plans for entry in [*plan.new, *plan.continued])
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 3])
+def test_equal_prompts_that_arrive_together_compute_the_prefix_once(max_in_flight: int) -> None:
+    sim = Simulation(max_num_batched_tokens=64, num_blocks=200, max_in_flight=max_in_flight)
+    for i in range(4):
+        sim.add(f"r{i}", [*prompt(160), 900 + i], max_tokens=1)
+    sim.run()
+    size = sim.layout.block_size
+    shared = 160 // size * size
+    assert computed_tokens(sim) == 161 + 3 * (161 - shared)
+    assert sim.kv.metrics()["prefix_cache_hits"] == 3 * shared
+    assert_all_as_alone(sim)
+
+
+def test_who_waits_for_a_prefix_holds_up_nobody_behind_it() -> None:
+    sim = Simulation(max_num_batched_tokens=64, long_prefill_token_threshold=32, num_blocks=200)
+    sim.add("first", prompt(80), max_tokens=2)
+    sim.add("same", prompt(80), max_tokens=2)
+    sim.add("other", prompt(8, 500), max_tokens=2)
+    sim.step()
+    assert {entry.request_id for entry in sim.plans[0].new} == {"first", "other"}
+    (waiting,) = sim.scheduler.snapshot()["parked"]
+    assert (waiting["request_id"], waiting["reason"]) == ("same", "prefix")
+    sim.run()
+    assert_all_as_alone(sim)
+
+
+def test_who_waits_for_a_prefix_goes_on_when_its_owner_leaves() -> None:
+    sim = Simulation(max_num_batched_tokens=32, num_blocks=200)
+    sim.add("first", prompt(160), max_tokens=2)
+    sim.add("same", prompt(160), max_tokens=2)
+    sim.step()
+    sim.abort("first")
+    sim.run()
+    assert sim.tokens["same"] == sim.expected("same")
+
+
+def test_without_a_prefix_cache_nobody_waits_for_one() -> None:
+    sim = Simulation(max_num_batched_tokens=64, num_blocks=200, prefix_caching=False)
+    for i in range(2):
+        sim.add(f"r{i}", prompt(32), max_tokens=1)
+    sim.step()
+    assert len(sim.plans[0].new) == 2
+    assert sim.kv.metrics()["prefix_cache_seconds"] == 0

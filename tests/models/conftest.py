@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from headrace.core.errors import CheckpointError
-from headrace.core.interfaces import AttentionLayer, AttentionSpec, Model, OpSet, Parallel
+from headrace.core.interfaces import AttentionLayer, AttentionSpec, Embedding, Model, OpSet, Parallel
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -24,11 +24,10 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
 
 
 def rotary(positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor) -> Any:
-    assert q.is_contiguous()
-    assert k.is_contiguous()
     cos, sin = cos_sin[positions][:, None, :].chunk(2, dim=-1)
-    rotate(q, cos, sin)
-    rotate(k, cos, sin)
+    for x in (q, k):
+        assert x.stride()[1:] == (x.shape[2], 1)
+        rotate(x[..., : cos_sin.shape[1]], cos, sin)
     return q, k
 
 
@@ -100,12 +99,11 @@ class DenseBuild:
         biases = torch.cat([self.weights.take(f"{n}.bias", (size,)) for n, size in sizes]) if bias else None
         return DenseLinear(weight, biases)
 
-    def lm_head(
-        self, name: str, embedding: torch.Tensor | None, vocab_size: int, hidden_size: int
-    ) -> DenseLinear:
-        if embedding is None:
-            embedding = self.weights.take(f"{name}.weight", (vocab_size, hidden_size))
-        return DenseLinear(embedding, None)
+    def lm_head(self, name: str, vocab_size: int, hidden_size: int) -> DenseLinear:
+        return DenseLinear(self.weights.take(f"{name}.weight", (vocab_size, hidden_size)), None)
+
+    def tied_embedding(self, weight: torch.Tensor) -> tuple[Embedding, DenseLinear]:
+        return lambda ids: F.embedding(ids, weight), DenseLinear(weight, None)
 
     def attention(self, name: str, spec: AttentionSpec, *, scale: float) -> AttentionLayer:
         layer = AttentionLayer(

@@ -16,6 +16,7 @@ from headrace.core.errors import CheckpointError
 from headrace.core.interfaces import (
     AttentionLayer,
     AttentionSpec,
+    Embedding,
     Model,
     ModelBuild,
     ModelDefinition,
@@ -121,12 +122,11 @@ class Build:
         weight = self.weights.take(f"{name}.weight", (out, in_features))
         return Product(weight, self.weights.take(f"{name}.bias", (out,)) if bias else None)
 
-    def lm_head(
-        self, name: str, embedding: torch.Tensor | None, vocab_size: int, hidden_size: int
-    ) -> Product:
-        assert embedding is not None
-        assert embedding.shape == (vocab_size, hidden_size)
-        return Product(embedding)
+    def lm_head(self, name: str, vocab_size: int, hidden_size: int) -> Product:
+        raise AssertionError("the bridge's heads are products like others, or tied")
+
+    def tied_embedding(self, weight: torch.Tensor) -> tuple[Embedding, Product]:
+        return lambda ids: F.embedding(ids, weight), Product(weight)
 
     def attention(self, name: str, spec: AttentionSpec, *, scale: float) -> AttentionLayer:
         layer = AttentionLayer(

@@ -44,6 +44,12 @@ COMMANDS = (
     CommandSpec(("config", "show"), "headrace.cli.config:show", "Show every option's value and its source."),
     CommandSpec(("config", "check"), "headrace.cli.config:check", "Check a configuration without starting."),
     CommandSpec(("config", "schema"), "headrace.cli.config:schema", "Print the JSON schema of the file."),
+    CommandSpec(
+        ("kernels", "build"), "headrace.cli.kernels:build_command", "Compile native kernels ahead of time."
+    ),
+    CommandSpec(("kernels", "list"), "headrace.cli.kernels:list_kernels", "List compiled kernels."),
+    CommandSpec(("cache", "list"), "headrace.cli.cache:list_cache", "List what lies in the cache folder."),
+    CommandSpec(("cache", "clear"), "headrace.cli.cache:clear", "Remove kernels, weights or models from it."),
     CommandSpec(("doctor",), "headrace.cli.doctor:doctor", "Look at the machine and the installation."),
 )
 """In the order of the help."""
@@ -52,6 +58,8 @@ GROUPS = {
     "models": "Look at models; without a command, list them.",
     "plugins": "Look at plugins.",
     "config": "Look at the configuration.",
+    "kernels": "Compile native kernels.",
+    "cache": "Look at the cache folder, or make room in it.",
 }
 
 DEFAULTS = {"models": "list"}

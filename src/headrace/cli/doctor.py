@@ -7,14 +7,15 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from headrace.cli.cache import tree_bytes
+from headrace.cli.doctor_machine import machine_facts, native_facts
 from headrace.cli.options import EngineArgs, engine_command
+from headrace.core.folders import cache_folder
 
 __all__ = ["doctor", "examine"]
 
@@ -30,8 +31,6 @@ PACKAGES = (
     "typer",
     "pyyaml",
 )
-
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 @engine_command(only="plugins")
@@ -69,7 +68,8 @@ def examine(args: EngineArgs) -> dict[str, Any]:
         },
         "packages": {name: _version(name) for name in PACKAGES},
         "torch": _torch(advice),
-        "machine": _machine(advice),
+        "machine": machine_facts(advice),
+        "native": native_facts(advice),
         "cache": _cache(advice),
         "plugins": _plugins(args, advice),
         "advice": advice,
@@ -97,62 +97,18 @@ def _torch(advice: list[str]) -> dict[str, Any]:
     }
 
 
-def _machine(advice: list[str]) -> dict[str, Any]:
-    from headrace.executors.process import allowed_cores, available_memory
-
-    pages = _read(HUGE_PAGES)
-    setting = pages.partition("[")[2].partition("]")[0] if pages else "unknown"
-    if setting == "never":
-        advice.append(
-            f"transparent huge pages are off: write madvise to {HUGE_PAGES} for faster reading of weights"
-        )
-    compiler = next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
-    if compiler is None:
-        advice.append(
-            "no C++ compiler found: install g++ or clang for native kernels; torch computes without them"
-        )
-    return {
-        "cores": os.cpu_count() or 1,
-        "cores_allowed": allowed_cores(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "memory_available_bytes": available_memory(),
-        "huge_pages": setting,
-        "compiler": compiler or "none",
-    }
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
-
-
 def _cache(advice: list[str]) -> dict[str, Any]:
-    from headrace.models.sources.cache import cache_folder
-
     folder = cache_folder()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     writable = os.access(existing, os.W_OK)
     if not writable:
         advice.append(f"the cache folder {folder} cannot be written: set HEADRACE_CACHE to one that can")
-    files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
     return {
         "folder": str(folder),
         "writable": writable,
-        "size_bytes": _sum(lambda path: path.stat().st_size, files),
+        "size_bytes": tree_bytes(folder),
         "free_bytes": shutil.disk_usage(existing).free,
     }
-
-
-def _sum(size: Callable[[Path], int], files: list[Path]) -> int:
-    total = 0
-    for path in files:
-        try:
-            total += size(path)
-        except OSError:
-            continue  # it went away meanwhile
-    return total
 
 
 def _plugins(args: EngineArgs, advice: list[str]) -> dict[str, str]:

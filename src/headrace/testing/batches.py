@@ -130,11 +130,13 @@ class PagedRun:
         )
 
     def inputs(self, chunks: Sequence[Chunk]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Q, K and V of a step's tokens, contiguous."""
-        q, k, v = (
-            torch.cat([tensors[c.sequence][c.begin : c.end] for c in chunks])
-            for tensors in (self.q, self.k, self.v)
+        """Q, K and V of a step's tokens: views of one tensor, as of a stacked product."""
+        stacked = torch.cat(
+            [torch.cat([x[c.sequence][c.begin : c.end] for c in chunks]) for x in (self.q, self.k, self.v)],
+            dim=1,
         )
+        heads = (self.spec.num_heads, self.spec.num_kv_heads, self.spec.num_kv_heads)
+        q, k, v = stacked.split(heads, dim=1)
         return q, k, v
 
     def attend(

@@ -95,6 +95,10 @@ class OpSetSuite:
         """Halves rotated, in place."""
         self._compare("rotary", self._rotary_inputs, (64, 128, 32), in_place=(1, 2))
 
+    def test_rotary_of_a_part(self) -> None:
+        """A table for half of a head: the rest stays as it is."""
+        self._compare("rotary", self._part_rotary_inputs, (64, 128, 32), in_place=(1, 2))
+
     def test_layer_norm(self) -> None:
         """Mean taken off, variance to one, weight and bias."""
         self._compare("layer_norm", self._layer_norm_inputs, self.widths)
@@ -226,7 +230,9 @@ class OpSetSuite:
         return [self._draw(dtype, rows, width, scale=3.0), self._draw(dtype, width), EPS]
 
     def _head_norm_inputs(self, dtype: str, rows: int, width: int) -> list[Any]:
-        return [self._draw(dtype, rows, 5, width, scale=3.0), self._draw(dtype, width), EPS]
+        # Rows lie apart, as where queries are a view of a stacked product.
+        x = self._draw(dtype, rows, 7, width, scale=3.0)[:, 1:6]
+        return [x, self._draw(dtype, width), EPS]
 
     def _add_norm_inputs(self, dtype: str, rows: int, width: int) -> list[Any]:
         x, weight, eps = self._norm_inputs(dtype, rows, width)
@@ -235,8 +241,12 @@ class OpSetSuite:
     def _rotary_inputs(self, dtype: str, rows: int, width: int) -> list[Any]:
         angles = torch.arange(64)[:, None] * 10000.0 ** (-torch.arange(width // 2) * 2 / width)
         table = torch.cat([angles.cos(), angles.sin()], dim=1).to(self.device)
-        q, k = self._draw(dtype, rows, 6, width), self._draw(dtype, rows, 2, width)
-        return [self._integers(64, rows), q, k, table]
+        stacked = self._draw(dtype, rows, 8, width)
+        return [self._integers(64, rows), stacked[:, :6], stacked[:, 6:], table]
+
+    def _part_rotary_inputs(self, dtype: str, rows: int, width: int) -> list[Any]:
+        *inputs, _ = self._rotary_inputs(dtype, rows, width)
+        return [*inputs, self._rotary_inputs(dtype, rows, width // 2)[-1]]
 
     def _gate_inputs(self, dtype: str, rows: int, width: int) -> list[Any]:
         return [self._draw(dtype, rows, 2 * width, scale=3.0)]

@@ -67,13 +67,13 @@ def _add_rms_norm(
 def _rotary(
     positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    half = q.shape[-1] // 2
+    half = cos_sin.shape[-1] // 2
     cos = cos_sin.double()[positions][:, None, :half]
     sin = cos_sin.double()[positions][:, None, half:]
     turned = []
     for x in (q.double(), k.double()):
-        first, second = x[..., :half], x[..., half:]
-        turned.append(torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1))
+        first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        turned.append(torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1))
     return turned[0], turned[1]
 
 

@@ -62,7 +62,7 @@ class BlockwiseAttention:
         shape = (2, num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)
         return torch.empty(shape, dtype=DTYPES[spec.kv_dtype], device=device)
 
-    def prepare(self, group: KVCacheGroup, batch: AttentionBatch) -> Step:
+    def prepare(self, group: KVCacheGroup, batch: AttentionBatch, into: Any = None) -> Step:
         """Give every token its request's row of the block table."""
         counts = batch.query_start.diff().to(batch.block_table.device)
         return Step(

@@ -1,0 +1,356 @@
+// Attention over pages: any mix of chunks and decodes, K and V read from the cache only.
+//
+// A page holds one block of B tokens: for each KV head its K as [B / 16][D / P][16][P], then its V as [B / P][D][P]
+// (P = 2 for bf16, 1 for float), so that one instruction serves 16 keys, or 16 numbers of a head, without a reduction.
+//
+// A row is one query head of one token. Rows go over keys in tiles at absolute multiples of kTile with a running
+// maximum; what a row computes depends on its own query, its position and the keys it sees, never on the rows beside it.
+// Slots a row does not see are masked by select; slots that no row of the task sees are not read at all.
+
+#include <algorithm>
+#include <vector>
+
+#include "linear.h"
+#include "words.h"
+
+namespace headrace {
+namespace {
+
+#if defined(HEADRACE_AVX512)
+constexpr int kRows = 8, kSums = 16;  // sums in registers at once
+#else
+constexpr int kRows = 2, kSums = 4;
+#endif
+constexpr int kTile = 128;
+constexpr int kTokens = 32;   // query tokens of a task at most
+constexpr int kManyTasks = 16;
+constexpr float kMinusInfinity = -__builtin_inff();
+
+// A step of one KV group. Kernels read it when they run: a recorded pass is given the next step by changing it.
+struct Step {
+    const int32_t* query_start;  // [requests + 1]
+    const int32_t* lengths;      // [requests]: tokens with K and V after this step
+    const int32_t* tables;       // [requests, table_stride]
+    const int64_t* slots;        // [tokens]
+    int64_t table_stride, requests, tokens;
+};
+
+struct Shape {
+    int64_t num_heads, num_kv_heads, head_dim, block_size, window;  // window: 0 is none
+    float scale, soft_cap;                                           // soft_cap: 0 is none
+    const float* sinks;
+    bool causal;
+};
+
+// One head's pages of one request. Blocks have a power of two of tokens: a division a page would cost as much as its keys.
+template <typename T>
+struct Pages {
+    const T* cache;
+    const int32_t* table;
+    int64_t shift, head_dim, head_stride, page_stride;
+    const T* keys(int64_t position) const {
+        return cache + table[position >> shift] * page_stride + (position & ((int64_t(1) << shift) - 1)) * head_dim;
+    }
+    const T* values(int64_t position) const { return keys(position) + (head_dim << shift); }
+    int64_t block_end(int64_t position) const { return ((position >> shift) + 1) << shift; }
+};
+
+// Few rows wait for memory, and pages are scattered: a processor does not guess where the next one lies. So each line
+// that is read asks for the line that is read a tile later; a burst of such requests would hold up the reading itself.
+template <int R>
+constexpr bool kAsks = 4 * R <= kSums;
+
+// sums[r][w] += x[r] . from[w], n steps; x[r] begins at x + r * Row and goes on by Step. ahead: what is read later.
+template <typename T, int R, int W, int Row, int Step>
+HR_INLINE void multiply(const T* x, const T* const (&from)[W], const T* const (&ahead)[W], int64_t step, int n,
+                        V16 (&sums)[R][W]) {
+    for (int i = 0; i < n; ++i) {
+        typename Traits<T>::Wide values[W];
+        HR_UNROLL
+        for (int w = 0; w < W; ++w) {
+            values[w] = Traits<T>::load(from[w] + i * step);
+            if constexpr (kAsks<R>) __builtin_prefetch(ahead[w] + i * step, 0, 3);
+        }
+        HR_UNROLL
+        for (int r = 0; r < R; ++r) {
+            auto element = Traits<T>::broadcast(x + r * Row + i * Step);
+            HR_UNROLL
+            for (int w = 0; w < W; ++w) sums[r][w] = Traits<T>::dot(sums[r][w], values[w], element);
+        }
+    }
+}
+
+// Where the tile lies that is read next: keys from `begin` on stand for this tile's from its first on.
+template <typename T>
+struct Ahead {
+    Pages<T> pages;
+    int64_t offset, end;  // position there = position here + offset; nothing from end on
+
+    const T* keys(int64_t key, const T* otherwise) const {
+        return key + offset < end ? pages.keys(key + offset) : otherwise;
+    }
+};
+
+HR_INLINE P16 only(P16 pair, bool first, bool second) {
+    if (!second) pair = first_of_pairs(pair);
+    if (!first) pair = second_of_pairs(pair);
+    return pair;
+}
+HR_INLINE V16 only(V16 value, bool, bool) { return value; }
+
+// One step of keys of which not all are seen: those below begin and from end on may hold anything.
+template <typename T, int R, int W>
+HR_INLINE void multiply_partly(const T* x, const T* const (&from)[W], int64_t key, int64_t begin, int64_t end,
+                               V16 (&sums)[R][W]) {
+    const bool low = key >= begin, high = key + Traits<T>::kPair <= end;
+    HR_UNROLL
+    for (int w = 0; w < W; ++w) {
+        auto value = only(Traits<T>::load(from[w]), low, high);
+        HR_UNROLL
+        for (int r = 0; r < R; ++r)
+            sums[r][w] = Traits<T>::dot(sums[r][w], value, Traits<T>::broadcast(x + r * kTile));
+    }
+}
+
+// Add p (probabilities [R][kTile] of keys from k0 on) times V to sums of W vectors of the head, for keys [begin, end).
+// columns: where in a row of V the vectors lie.
+template <typename T, int R, int W>
+HR_INLINE void weigh(const Pages<T>& pages, const T* p, int64_t k0, int64_t begin, int64_t end,
+                     const int64_t (&columns)[W], const Ahead<T>& ahead, V16 (&sums)[R][W]) {
+    constexpr int P = Traits<T>::kPair;
+    const int64_t step = pages.head_dim * P;
+    const T *from[W], *later[W];
+    for (int64_t key = begin / P * P; key < end;) {
+        const int64_t stop = std::min(pages.block_end(key), end);
+        const T *k = pages.keys(key), *then = ahead.keys(key, k);
+        HR_UNROLL
+        for (int w = 0; w < W; ++w) {
+            from[w] = k + (pages.head_dim << pages.shift) + columns[w] * P;
+            later[w] = then + (pages.head_dim << pages.shift) + columns[w] * P;
+        }
+        if (key < begin || key + P > stop) {
+            multiply_partly<T, R, W>(p + (key - k0), from, key, begin, end, sums);
+            key += P;
+            continue;
+        }
+        const int whole = int((stop - key) / P);
+        multiply<T, R, W, kTile, P>(p + (key - k0), from, later, step, whole, sums);
+        key += whole * P;
+    }
+}
+
+struct Row {
+    int64_t begin, end;  // keys it sees
+    float max, sum;
+};
+
+// R rows over the keys [k0, k1) of one tile; begin and end bound what all rows of the task see.
+template <typename T, int R>
+void tile(const Shape& shape, const Pages<T>& pages, const T* q, Row* rows, float* out, int64_t k0, int64_t begin,
+          int64_t end, const Ahead<T>& ahead) {
+    constexpr int P = Traits<T>::kPair, W = 4 * R <= kSums ? 4 : 2;
+    const int64_t d = shape.head_dim;
+    alignas(64) float scores[R][kTile];
+    alignas(64) T weights[R * kTile];
+    const int64_t first = begin / kLanes * kLanes, last = (end + kLanes - 1) / kLanes * kLanes;
+    V16 scale = splat(shape.scale), nothing = splat(kMinusInfinity);
+    V16 largest[R];
+    HR_UNROLL
+    for (int r = 0; r < R; ++r) largest[r] = nothing;
+    for (int64_t key = first; key < last; key += W * kLanes) {
+        V16 sums[R][W];
+        const T *from[W], *later[W];
+        HR_UNROLL
+        for (int w = 0; w < W; ++w) {
+            from[w] = key + w * kLanes < last ? pages.keys(key + w * kLanes) : from[0];
+            later[w] = ahead.keys(key + w * kLanes, from[w]);
+            HR_UNROLL
+            for (int r = 0; r < R; ++r) sums[r][w] = zero();
+        }
+        multiply<T, R, W, P, R * P>(q, from, later, kLanes * P, int(d / P), sums);
+        HR_UNROLL
+        for (int w = 0; w < W; ++w) {
+            const int64_t at = key + w * kLanes;
+            if (at >= last) break;
+            const bool whole = at >= rows[R - 1].begin && at + kLanes <= rows[0].end;
+            HR_UNROLL
+            for (int r = 0; r < R; ++r) {
+                V16 score = sums[r][w] * scale;
+                if (shape.soft_cap != 0)
+                    score = splat(shape.soft_cap) * tanh(score * splat(1.0f / shape.soft_cap));
+                if (!whole)
+                    score = keep(score, int(std::clamp<int64_t>(rows[r].begin - at, 0, kLanes)),
+                                 int(std::clamp<int64_t>(rows[r].end - at, 0, kLanes)), nothing);
+                store(scores[r] + (at - k0), score);
+                largest[r] = max(largest[r], score);
+            }
+        }
+    }
+    V16 factors[R];
+    HR_UNROLL
+    for (int r = 0; r < R; ++r) {
+        float high = std::max(rows[r].max, max_lanes(largest[r]));
+        // A row that has seen nothing yet has no maximum; any finite number gives e^-inf = 0.
+        V16 base = splat(high == kMinusInfinity ? 0.0f : high);
+        V16 sum = zero();
+        for (int64_t at = first - k0; at < last - k0; at += kLanes) {
+            V16 p = exp(load(scores[r] + at) - base);
+            sum = sum + p;
+            store(weights + r * kTile + at, p);
+        }
+        factors[r] = exp(splat(rows[r].max) - base);
+        float factor[kLanes];
+        store(factor, factors[r]);
+        rows[r].sum = rows[r].sum * factor[0] + sum_lanes(sum);
+        rows[r].max = high;
+    }
+    for (int64_t column = 0; column < d; column += W * kLanes) {
+        int64_t columns[W];
+        V16 sums[R][W];
+        HR_UNROLL
+        for (int w = 0; w < W; ++w) {
+            columns[w] = column + w * kLanes < d ? column + w * kLanes : column;
+            HR_UNROLL
+            for (int r = 0; r < R; ++r) sums[r][w] = load(out + r * d + columns[w]) * factors[r];
+        }
+        weigh<T, R, W>(pages, weights, k0, begin, end, columns, ahead, sums);
+        HR_UNROLL
+        for (int w = 0; w < W; ++w) {
+            if (column + w * kLanes >= d) break;
+            HR_UNROLL
+            for (int r = 0; r < R; ++r) store(out + r * d + columns[w], sums[r][w]);
+        }
+    }
+}
+
+template <typename T, int R = kRows>
+HR_INLINE void tile(int count, const Shape& shape, const Pages<T>& pages, const T* q, Row* rows, float* out, int64_t k0,
+                    int64_t begin, int64_t end, const Ahead<T>& ahead) {
+    if constexpr (R > 0) {
+        if (count == R)
+            tile<T, R>(shape, pages, q, rows, out, k0, begin, end, ahead);
+        else
+            tile<T, R - 1>(count, shape, pages, q, rows, out, k0, begin, end, ahead);
+    }
+}
+
+// Query tokens [token, token + count) of one request and one KV head. q and out: the first token's row of the head.
+template <typename T>
+void attend(const Shape& shape, const Pages<T>& pages, const T* q, int64_t q_stride, int64_t head, int64_t position,
+            int64_t count, int64_t length, bool more_heads, T* out, int64_t out_stride, float* lse, std::vector<float>& scratch) {
+    constexpr int P = Traits<T>::kPair;
+    const int64_t d = shape.head_dim, group = shape.num_heads / shape.num_kv_heads, total = count * group;
+    std::vector<Row> rows(total);
+    scratch.assign(size_t(total * d), 0.0f);
+    std::vector<T> packed(size_t(total * d));
+    for (int64_t i = 0; i < total; ++i) {
+        int64_t own = position + i / group;
+        int64_t end = shape.causal ? own + 1 : length;
+        rows[i] = {shape.window ? std::max<int64_t>(0, own - shape.window + 1) : 0, end, kMinusInfinity, 0.0f};
+        int64_t block = i / kRows * kRows, width = std::min<int64_t>(kRows, total - block);
+        const T* from = q + (i / group) * q_stride + (i % group) * d;
+        T* to = packed.data() + block * d + (i - block) * P;
+        for (int64_t j = 0; j < d; j += P) std::memcpy(to + j * width, from + j, P * sizeof(T));
+    }
+    const int64_t start = rows[0].begin / kLanes * kLanes, stop = rows[total - 1].end;
+    for (int64_t k0 = start / kTile * kTile; k0 < stop; k0 += kTile) {
+        Ahead<T> ahead{pages, kTile, stop};
+        if (k0 + kTile >= stop) {  // the next head's first tile, if there is one
+            ahead.offset = start / kTile * kTile - k0;
+            ahead.pages.cache += pages.head_stride;
+            if (!more_heads) ahead.end = 0;
+        }
+        for (int64_t i = 0; i < total; i += kRows) {
+            int width = int(std::min<int64_t>(kRows, total - i));
+            int64_t begin = std::max(k0, rows[i].begin), end = std::min(k0 + kTile, rows[i + width - 1].end);
+            if (begin < end)
+                tile<T>(width, shape, pages, packed.data() + i * d, rows.data() + i, scratch.data() + i * d, k0, begin,
+                        end, ahead);
+        }
+    }
+    for (int64_t i = 0; i < total; ++i) {
+        Row row = rows[i];
+        float factor = 1.0f;
+        if (shape.sinks) {
+            float sink = shape.sinks[head * group + i % group], high = std::max(row.max, sink);
+            float terms[kLanes];
+            store(terms, exp(splat(row.max) - splat(high)));
+            factor = terms[0];
+            store(terms, exp(splat(sink) - splat(high)));
+            row = {row.begin, row.end, high, row.sum * factor + terms[0]};
+        }
+        V16 scale = splat(factor / row.sum);
+        T* to = out + (i / group) * out_stride + (i % group) * d;
+        for (int64_t j = 0; j < d; j += kLanes) store(to + j, load(scratch.data() + i * d + j) * scale);
+        if (lse) lse[(i / group) * shape.num_heads + i % group] = row.max + std::log(row.sum);
+    }
+}
+
+template <typename T>
+void attention(const T* cache, const Step* now, const T* q, int64_t q_stride, T* out, float* lse, int64_t num_heads,
+               int64_t num_kv_heads, int64_t head_dim, int64_t block_size, int64_t window, float scale, float soft_cap,
+               const float* sinks, int64_t causal) {
+    const Shape shape{num_heads, num_kv_heads, head_dim, block_size, window, scale, soft_cap, sinks, causal != 0};
+    const Step& step = *now;
+    const int32_t* query_start = step.query_start;
+    struct Task {
+        int64_t request, token, count;
+    };
+    static thread_local std::vector<Task> tasks;
+    tasks.clear();
+    for (int64_t r = 0; r < step.requests; ++r)
+        for (int64_t t = query_start[r]; t < query_start[r + 1]; t += kTokens)
+            tasks.push_back({r, t, std::min<int64_t>(kTokens, query_start[r + 1] - t)});
+    const int64_t d = shape.head_dim, group = shape.num_heads / shape.num_kv_heads;
+    const int64_t shift = __builtin_ctzll(uint64_t(shape.block_size));
+    const int64_t head_stride = 2 * shape.block_size * d, page_stride = shape.num_kv_heads * head_stride;
+    // Heads of a block lie together: one thread reads them in turn where there is work enough for all threads.
+    const int64_t together = int64_t(tasks.size()) >= kManyTasks ? shape.num_kv_heads : 1;
+    const int64_t count = int64_t(tasks.size()) * shape.num_kv_heads / together;
+    const Task* list = tasks.data();  // every thread makes the same list for itself
+#pragma omp for schedule(dynamic)
+    for (int64_t i = 0; i < count; ++i) {
+        static thread_local std::vector<float> scratch;
+        const int64_t first = i * together;
+        const Task& task = list[first / shape.num_kv_heads];
+        const int64_t r = task.request, position = step.lengths[r] - (query_start[r + 1] - task.token);
+        for (int64_t head = first % shape.num_kv_heads, left = together; left > 0; ++head, --left) {
+            Pages<T> pages{cache + head * head_stride, step.tables + r * step.table_stride, shift, d,
+                           head_stride, page_stride};
+            const int64_t column = head * group;
+            attend<T>(shape, pages, q + task.token * q_stride + column * d, q_stride, head, position, task.count,
+                      step.lengths[r], left > 1, out + (task.token * shape.num_heads + column) * d, shape.num_heads * d,
+                      lse ? lse + task.token * shape.num_heads + column : nullptr, scratch);
+        }
+    }
+}
+
+// k, v [tokens, heads, d], their rows some elements apart, go to slots of the cache.
+template <typename T>
+void kv_write(T* cache, const Step* now, const T* k, int64_t k_stride, const T* v, int64_t v_stride,
+           int64_t heads, int64_t d, int64_t block_size) {
+    constexpr int P = Traits<T>::kPair;
+    const Step& step = *now;
+    const int64_t head_stride = 2 * block_size * d;
+#pragma omp for
+    for (int64_t t = 0; t < step.tokens; ++t) {
+        int64_t offset = step.slots[t] % block_size;
+        T* page = cache + step.slots[t] / block_size * heads * head_stride;
+        for (int64_t h = 0; h < heads; ++h) {
+            T* keys = page + h * head_stride + offset / kLanes * kLanes * d + offset % kLanes * P;
+            T* values = page + h * head_stride + block_size * d + offset / P * P * d + offset % P;
+            const T* from_k = k + t * k_stride + h * d;
+            const T* from_v = v + t * v_stride + h * d;
+            for (int64_t j = 0; j < d; j += P) std::memcpy(keys + j * kLanes, from_k + j, P * sizeof(T));
+            for (int64_t j = 0; j < d; ++j) values[j * P] = from_v[j];
+        }
+    }
+}
+
+}  // namespace
+}  // namespace headrace
+
+HR_KERNEL(kv_write_bf16, headrace::kv_write<headrace::bf16>)
+HR_KERNEL(kv_write_f32, headrace::kv_write<float>)
+HR_KERNEL(attention_bf16, headrace::attention<headrace::bf16>)
+HR_KERNEL(attention_f32, headrace::attention<float>)

@@ -1,0 +1,123 @@
+// Norms, activations and rotation: what is done to rows between products. Statistics in float, one rounding.
+
+#include <algorithm>
+
+#include "linear.h"
+#include "words.h"
+
+namespace headrace {
+namespace {
+
+// Round as storing would.
+template <typename T>
+HR_INLINE V16 rounded_as(V16 x) {
+    return round_bf16(x);
+}
+template <>
+HR_INLINE V16 rounded_as<float>(V16 x) {
+    return x;
+}
+
+template <typename T>
+HR_INLINE float inverse_rms(const T* x, int64_t c, float eps) {
+    V16 sums[4] = {zero(), zero(), zero(), zero()};
+    int64_t i = 0;
+    for (; i + 4 * kLanes <= c; i += 4 * kLanes)
+        for (int s = 0; s < 4; ++s) {
+            V16 value = load(x + i + s * kLanes);
+            sums[s] = fma(value, value, sums[s]);
+        }
+    for (; i < c; i += kLanes) {
+        V16 value = load_first(x + i, int(std::min<int64_t>(kLanes, c - i)));
+        sums[0] = fma(value, value, sums[0]);
+    }
+    float sum = sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    return 1.0f / std::sqrt(sum / float(c) + eps);
+}
+
+// y = round(x * scale) * weight, as the models' definitions have it.
+template <typename T>
+HR_INLINE void normed(const T* x, const T* weight, float scale, int64_t c, T* y) {
+    V16 factor = splat(scale);
+    for (int64_t i = 0; i < c; i += kLanes) {
+        int n = int(std::min<int64_t>(kLanes, c - i));
+        V16 value = rounded_as<T>(load_first(x + i, n) * factor) * load_first(weight + i, n);
+        store_first(y + i, value, n);
+    }
+}
+
+// x [m, groups, c], rows `stride` elements apart -> y, contiguous.
+template <typename T>
+void rms_norm(const T* x, int64_t stride, const T* weight, float eps, int64_t m, int64_t groups, int64_t c, T* y) {
+#pragma omp for
+    for (int64_t r = 0; r < m; ++r)
+        for (int64_t g = 0; g < groups; ++g) {
+            const T* row = x + r * stride + g * c;
+            normed(row, weight, inverse_rms(row, c, eps), c, y + (r * groups + g) * c);
+        }
+}
+
+template <typename T>
+void add_rms_norm(const T* x, const T* residual, const T* weight, float eps, int64_t m, int64_t c, T* y, T* total) {
+#pragma omp for
+    for (int64_t r = 0; r < m; ++r) {
+        int64_t row = r * c;
+        for (int64_t i = 0; i < c; i += kLanes) {
+            int n = int(std::min<int64_t>(kLanes, c - i));
+            store_first(total + row + i, load_first(x + row + i, n) + load_first(residual + row + i, n), n);
+        }
+        normed(total + row, weight, inverse_rms(total + row, c, eps), c, y + row);
+    }
+}
+
+HR_INLINE V16 silu(V16 x) { return x / (splat(1.0f) + exp(min(zero() - x, splat(88.0f)))); }
+
+// 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+HR_INLINE V16 gelu_tanh(V16 x) {
+    V16 inner = x * fma(splat(0.044715f) * x, x, splat(1.0f)) * splat(0.7978845608f);
+    return splat(0.5f) * x * (splat(1.0f) + tanh(inner));
+}
+
+template <V16 (*F)(V16), typename T>
+void gated(const T* x, int64_t m, int64_t c, T* y) {
+#pragma omp for
+    for (int64_t r = 0; r < m; ++r)
+        for (int64_t i = 0; i < c; i += kLanes) {
+            int n = int(std::min<int64_t>(kLanes, c - i));
+            const T* gate = x + r * 2 * c + i;
+            store_first(y + r * c + i, rounded_as<T>(F(load_first(gate, n))) * load_first(gate + c, n), n);
+        }
+}
+
+// x [m, heads, d], rows `stride` elements apart, turned in place; table [., 2 * half]: cosines, then sines.
+template <typename T>
+void rotary(const int64_t* positions, T* x, int64_t m, int64_t heads, int64_t d, int64_t stride, const float* table,
+            int64_t half) {
+#pragma omp for
+    for (int64_t r = 0; r < m; ++r) {
+        const float* cosines = table + positions[r] * 2 * half;
+        for (int64_t h = 0; h < heads; ++h) {
+            T* head = x + r * stride + h * d;
+            for (int64_t i = 0; i < half; i += kLanes) {
+                int n = int(std::min<int64_t>(kLanes, half - i));
+                V16 cosine = load_first(cosines + i, n), sine = load_first(cosines + half + i, n);
+                V16 first = load_first(head + i, n), second = load_first(head + half + i, n);
+                store_first(head + i, first * cosine - second * sine, n);
+                store_first(head + half + i, second * cosine + first * sine, n);
+            }
+        }
+    }
+}
+
+}  // namespace
+}  // namespace headrace
+
+#define HR_OPS(T, suffix)                                                        \
+    HR_KERNEL(rms_norm_##suffix, headrace::rms_norm<T>)                          \
+    HR_KERNEL(add_rms_norm_##suffix, headrace::add_rms_norm<T>)                  \
+    HR_KERNEL(silu_mul_##suffix, headrace::gated<headrace::silu, T>)             \
+    HR_KERNEL(gelu_mul_##suffix, headrace::gated<headrace::gelu_tanh, T>)        \
+    HR_KERNEL(rotary_##suffix, headrace::rotary<T>)
+
+HR_OPS(headrace::bf16, bf16)
+HR_OPS(float, f32)

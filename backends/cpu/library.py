@@ -1,0 +1,93 @@
+"""The package's own kernels, loaded: C functions by name and type, with their signatures."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from headrace.backends.cpu.build import build_package_kernels, load_kernels
+from headrace.backends.cpu.isa import Tier
+
+__all__ = ["DTYPES", "Functions", "Kernel", "Kernels", "pointer"]
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+"""Types that kernels compute in, by name."""
+
+Functions = dict[torch.dtype, Callable[..., None]]
+"""One kernel, by the type it computes in."""
+
+_SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
+_LETTERS = {"P": ctypes.c_void_p, "I": ctypes.c_int64, "R": ctypes.c_int64, "F": ctypes.c_float}
+_SIGNATURES = {
+    "pack": "PIIIP",
+    "rows": "PIPIIP",
+    "linear": "PRIPIIPPI",
+    "logits": "PRIPIIPPI",
+    "rms_norm": "PIPFRIIP",
+    "add_rms_norm": "PPPFRIPP",
+    "silu_mul": "PRIP",
+    "gelu_mul": "PRIP",
+    "rotary": "PPRIIIPI",
+    "kv_write": "PPPIPIIII",
+    "attention": "PPPIPPIIIIIFFPI",
+}
+"""P: address, I: whole number, R: the number of rows of a step, F: float."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel of one type."""
+
+    name: str
+    signature: str
+    by_words: int
+    """Address of the function that takes its arguments as words."""
+
+
+class Kernels:
+    """The shared object of one tier. Its functions let go of Python's lock, and take addresses and element counts."""
+
+    def __init__(self, tier: Tier) -> None:
+        self.tier = tier
+        self._library = load_kernels(build_package_kernels(tier))
+        self._given: list[tuple[str, Functions]] = []
+        self.replay: Callable[..., None] = self._library.hr_replay
+        self._library.hr_replay.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+        self._library.hr_replay.restype = None
+
+    def by_type(self, name: str) -> Functions:
+        """Return a kernel for each type it computes in."""
+        found: Functions = {}
+        for dtype, suffix in _SUFFIXES.items():
+            prototype = ctypes.CFUNCTYPE(None, *(_LETTERS[letter] for letter in _SIGNATURES[name]))
+            found[dtype] = prototype(self._address(f"hr_{name}_{suffix}"))
+        self._given.append((name, found))
+        return found
+
+    def _address(self, name: str) -> int:
+        """Return the address that a pointer of the shared object holds; see `HR_KERNEL` in words.h."""
+        return ctypes.c_void_p.in_dll(self._library, name).value or 0
+
+    @contextmanager
+    def instead(self, note: Callable[..., None]) -> Iterator[None]:
+        """Within it, kernels given out by `by_type` do not run: each call is `note(kernel, *arguments)`."""
+        before = [dict(functions) for _, functions in self._given]
+        try:
+            for name, functions in self._given:
+                for dtype, suffix in _SUFFIXES.items():
+                    address = self._address(f"hr_{name}_{suffix}_words")
+                    functions[dtype] = partial(note, Kernel(name, _SIGNATURES[name], address))
+            yield
+        finally:
+            for (_, functions), old in zip(self._given, before, strict=True):
+                functions.update(old)
+
+
+def pointer(tensor: torch.Tensor | None) -> int | None:
+    """Return the address of a tensor's first element; None for None."""
+    return None if tensor is None else tensor.data_ptr()

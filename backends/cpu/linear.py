@@ -1,0 +1,95 @@
+"""Weights packed once in the order they are read, and their products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from headrace.backends.cpu.arena import GrowingArena
+from headrace.backends.cpu.library import Functions, Kernels, pointer
+
+__all__ = ["PackedLinear"]
+
+PANEL = 32
+"""Outputs that lie together; inputs are padded to a multiple of it, too."""
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A weight [out, in] as kernels read it."""
+
+    data: torch.Tensor
+    """[out / 32, padded / P, 32, P]; P is 2 for bfloat16 and 1 for float32."""
+    bias: torch.Tensor | None
+    """float32, padded to whole panels."""
+    out_features: int
+    in_features: int
+    padded: int
+
+
+class PackedLinear:
+    """Dense weights in panels of 32 outputs; each output is one sum over the inputs, in their order."""
+
+    row_invariant = True
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._arena = GrowingArena()
+        self._pack = kernels.by_type("pack")
+        self._linear = kernels.by_type("linear")
+        self._logits = kernels.by_type("logits")
+        self._rows = kernels.by_type("rows")
+
+    def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None) -> _Packed:
+        """Pack a weight [out, in]."""
+        weight = weight.contiguous()
+        out, inputs = weight.shape
+        panels, padded = -(-out // PANEL), -(-inputs // PANEL) * PANEL
+        data = self._arena.empty((panels * PANEL * padded,), weight.dtype)
+        self._pack[weight.dtype](weight.data_ptr(), out, inputs, padded, data.data_ptr())
+        if bias is not None:
+            bias = F.pad(bias.float(), (0, panels * PANEL - out))
+        return _Packed(data, bias, out, inputs, padded)
+
+    def apply(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
+        """[N, in] -> [N, out]."""
+        y = x.new_empty(x.shape[0], prepared.out_features)
+        self._multiply(self._linear, x, prepared, y)
+        return y
+
+    def logits(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
+        """[N, in] -> [N, out] float32, not rounded on the way."""
+        y = x.new_empty((x.shape[0], prepared.out_features), dtype=torch.float32)
+        self._multiply(self._logits, x, prepared, y)
+        return y
+
+    def _multiply(self, kernel: Functions, x: torch.Tensor, packed: _Packed, y: torch.Tensor) -> None:
+        if packed.padded != packed.in_features:
+            x = F.pad(x, (0, packed.padded - packed.in_features))
+        kernel[x.dtype](
+            x.data_ptr(),
+            x.shape[0],
+            x.stride(0),
+            packed.data.data_ptr(),
+            packed.out_features,
+            packed.padded,
+            pointer(packed.bias),
+            y.data_ptr(),
+            packed.out_features,
+        )
+
+    def rows(self, ids: torch.Tensor, prepared: Any) -> torch.Tensor:
+        """Return rows `ids` [N] int64 of the weight, [N, in]."""
+        packed: _Packed = prepared
+        out = packed.data.new_empty(ids.shape[0], packed.in_features)
+        self._rows[out.dtype](
+            ids.data_ptr(),
+            ids.shape[0],
+            packed.data.data_ptr(),
+            packed.in_features,
+            packed.padded,
+            out.data_ptr(),
+        )
+        return out

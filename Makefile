@@ -6,7 +6,7 @@ BIN    := .venv/bin
 SOURCES := $(wildcard core backends models executors plugins src tests tools benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo test check format typecheck fuzz bench-scheduler clean
+.PHONY: help setup lock demo test check format typecheck fuzz bench-scheduler kv-waste floor peers compare clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,18 @@ fuzz: setup ## Run the stateful property tests with 100 times as many examples
 
 bench-scheduler: setup ## Time the scheduler with a fake executor
 	$(BIN)/python benchmarks/scheduler.py
+
+kv-waste: setup ## Count what paging wastes of KV memory, and what reserving would
+	$(BIN)/python benchmarks/kv_waste.py
+
+floor: setup ## Measure what no engine can beat on this machine
+	$(BIN)/python benchmarks/floor.py
+
+peers: setup ## Set up the engines to compare with, below build/peers: 3 GB, 15 minutes; PEERS="vllm ..." takes some
+	$(BIN)/python benchmarks/peers/setup.py $(PEERS)
+
+compare: setup ## Time Headrace and its peers, one after another, between two looks at the floor
+	$(BIN)/python benchmarks/compare.py
 
 clean: ## Remove build outputs and tools' caches; .venv and fetched models stay
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
+
+from provenance import provenance
 
 from headrace.core.interfaces.build import KVCacheBuild, SchedulerBuild
 from headrace.core.kv.manager import PagedKVCacheManager
@@ -112,12 +112,7 @@ def main() -> None:
                     "steps": len(times),
                 }
             )
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    report = {
-        "machine": {"processor": processor(), "python": platform.python_version()},
-        "commit": commit,
-        "rows": rows,
-    }
+    report = {**provenance(), "rows": rows}
     arguments.output.write_text(json.dumps(report, indent=2) + "\n")
     print(f"{'running':>8} {'load':<24} {'mean ms':>8} {'median':>8} {'max':>8} {'limit':>6}")
     for row in rows:
@@ -125,15 +120,6 @@ def main() -> None:
             f"{row['running']:>8} {row['load']:<24} {row['mean_ms']:>8} {row['median_ms']:>8} {row['max_ms']:>8} "
             f"{row['limit_ms']:>6}"
         )
-
-
-def processor() -> str:
-    """Name the processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 if __name__ == "__main__":

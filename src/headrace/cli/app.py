@@ -32,6 +32,13 @@ class CommandSpec:
 COMMANDS = (
     CommandSpec(("generate",), "headrace.cli.generate:generate", "Continue prompts."),
     CommandSpec(("chat",), "headrace.cli.chat:chat", "Talk to a model, or ask it one question."),
+    CommandSpec(
+        ("bench", "throughput"), "headrace.cli.bench:throughput", "Time many requests handed in together."
+    ),
+    CommandSpec(("bench", "latency"), "headrace.cli.bench:latency", "Time one batch, again and again."),
+    CommandSpec(
+        ("bench", "startup"), "headrace.cli.bench:startup", "Time fresh processes until their first token."
+    ),
     CommandSpec(("pull",), "headrace.cli.models:pull", "Fetch a model into the cache folder."),
     CommandSpec(("models", "list"), "headrace.cli.models:list_models", "List models and families."),
     CommandSpec(
@@ -56,6 +63,7 @@ COMMANDS = (
 
 GROUPS = {
     "models": "Look at models; without a command, list them.",
+    "bench": "Measure speed on this machine.",
     "plugins": "Look at plugins.",
     "config": "Look at the configuration.",
     "kernels": "Compile native kernels.",

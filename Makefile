@@ -6,7 +6,7 @@ BIN    := .venv/bin
 SOURCES := $(wildcard core backends models executors plugins src tests tools benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo test check format typecheck fuzz bench-scheduler kv-waste floor peers compare clean
+.PHONY: help setup lock demo test check format typecheck fuzz bench-scheduler bench-native kv-waste floor peers compare clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ fuzz: setup ## Run the stateful property tests with 100 times as many examples
 
 bench-scheduler: setup ## Time the scheduler with a fake executor
 	$(BIN)/python benchmarks/scheduler.py
+
+bench-native: setup ## Measure the native CPU backend against the floor of this machine
+	$(BIN)/python benchmarks/native.py
 
 kv-waste: setup ## Count what paging wastes of KV memory, and what reserving would
 	$(BIN)/python benchmarks/kv_waste.py

@@ -94,9 +94,10 @@ def load_model(build: ExecutorBuild, device: str) -> LoadedModel:
 def _fingerprint(build: ExecutorBuild, backend: AttentionBackend, ops: Ops) -> str:
     """Name everything that decides the last bit of a logit, in 12 hexadecimal digits."""
     facts = (
-        torch.__version__,
-        torch.backends.cpu.get_cpu_capability(),
+        torch.__version__,  # views, lookups and sums between ops are torch's
         backend.name,
+        backend.numerics,
+        ops.numerics,
         sorted(set(ops.used)),
         build.dtype,
         build.config.cache.block_size,

@@ -87,6 +87,11 @@ class Ops:
         return [ops.name for ops in self._sets]
 
     @property
+    def numerics(self) -> list[str]:
+        """What decides the last bits of what the sets in use compute."""
+        return [ops.numerics for ops in self._sets if any(name == ops.name for _, name, _ in self.used)]
+
+    @property
     def row_invariant(self) -> bool:
         """Whether every op handed out so far is."""
         return all(invariant for _, _, invariant in self.used)

@@ -99,6 +99,11 @@ class CpuAttention:
         """What it computes with. Raises `ConfigError` where there is nothing."""
         return self._native.kernels
 
+    @property
+    def numerics(self) -> str:
+        """Tier, and hashes of sources and compiler."""
+        return self.kernels.numerics
+
     def why_not(self, spec: AttentionSpec, device: str) -> list[str]:
         """Reasons why it cannot serve `spec` on `device`; empty: it can."""
         reasons = []

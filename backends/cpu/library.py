@@ -54,7 +54,10 @@ class Kernels:
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
-        self._library = load_kernels(build_package_kernels(tier))
+        path = build_package_kernels(tier)
+        self.numerics = path.parent.name
+        """Tier, and hashes of sources and compiler."""
+        self._library = load_kernels(path)
         self._given: list[tuple[str, Functions]] = []
         self.replay: Callable[..., None] = self._library.hr_replay
         self._library.hr_replay.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]

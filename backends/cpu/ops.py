@@ -40,6 +40,11 @@ class CpuOps:
     def _linear(self) -> LinearFormat:
         return PackedLinear(require(self._opened))
 
+    @property
+    def numerics(self) -> str:
+        """Tier, and hashes of sources and compiler."""
+        return require(self._opened).numerics
+
     def why_not(self, device: str, dtype: str) -> list[str]:
         """Reasons why it cannot serve `dtype` on `device`; empty: it can."""
         reasons = []

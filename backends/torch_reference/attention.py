@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
+from headrace.backends.torch_reference.numerics import torch_numerics
 from headrace.backends.torch_reference.paging import PagedCache, Piece, StepPages
 from headrace.core.interfaces.attention import AttentionBatch, AttentionLayer, AttentionSpec, CacheSpec
 from headrace.core.interfaces.kv_cache import KVCacheGroup
@@ -33,6 +34,11 @@ class TorchAttention:
     name = "torch"
     row_invariant = False
     graph: Literal["never", "decode", "always"] = "never"
+
+    @property
+    def numerics(self) -> str:
+        """torch, and the instructions it takes."""
+        return torch_numerics()
 
     def why_not(self, spec: AttentionSpec, device: str) -> list[str]:
         """Reasons why it cannot serve `spec` on `device`; empty: it can."""

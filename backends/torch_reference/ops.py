@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from headrace.backends.torch_reference.numerics import torch_numerics
 from headrace.core.interfaces.attention import AttentionBackend
 from headrace.core.interfaces.graph import GraphRecorder
 from headrace.core.interfaces.ops import LinearFormat, Op
@@ -137,6 +138,11 @@ class TorchOps:
         ops += [Op(fn.__name__, fn) for fn in others]
         self._ops = {op.name: op for op in ops}
         self._linear: dict[str, LinearFormat] = {"dense": DenseLinear()}
+
+    @property
+    def numerics(self) -> str:
+        """torch, and the instructions it takes."""
+        return torch_numerics()
 
     def why_not(self, device: str, dtype: str) -> list[str]:
         """Reasons why it cannot serve `dtype` on `device`; empty: it can."""

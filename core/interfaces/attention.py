@@ -107,6 +107,15 @@ class AttentionBackend(Protocol):
     name: str
     row_invariant: bool
     """A token's output depends, bit for bit, on its own request alone: not on neighbours, chunks or threads."""
+
+    @property
+    def numerics(self) -> str:
+        """What decides the last bit of its results besides their inputs: versions, instruction tier, sources.
+
+        Part of the engine's numerics fingerprint.
+        """
+        ...
+
     graph: Literal["never", "decode", "always"]
     """When calls may be captured in a device graph."""
 

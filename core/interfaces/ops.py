@@ -71,6 +71,11 @@ class OpSet(Protocol):
 
     name: str
 
+    @property
+    def numerics(self) -> str:
+        """What decides the last bit of its results besides their inputs; part of the numerics fingerprint."""
+        ...
+
     def why_not(self, device: str, dtype: str) -> list[str]:
         """Reasons why this set cannot serve; empty: it can."""
         ...

@@ -38,6 +38,7 @@ class SimpleAttention:
 
     name = "simple"
     row_invariant = True
+    numerics = "float64"
     graph = "never"
 
     def why_not(self, spec: AttentionSpec, device: str) -> list[str]:

@@ -302,7 +302,8 @@ void attention(const T* cache, const Step* now, const T* q, int64_t q_stride, T*
         for (int64_t t = query_start[r]; t < query_start[r + 1]; t += kTokens)
             tasks.push_back({r, t, std::min<int64_t>(kTokens, query_start[r + 1] - t)});
     const int64_t d = shape.head_dim, group = shape.num_heads / shape.num_kv_heads;
-    const int64_t shift = __builtin_ctzll(uint64_t(shape.block_size));
+    int64_t shift = 0;
+    while ((int64_t(1) << shift) < shape.block_size) ++shift;
     const int64_t head_stride = 2 * shape.block_size * d, page_stride = shape.num_kv_heads * head_stride;
     // Heads of a block lie together: one thread reads them in turn where there is work enough for all threads.
     const int64_t together = int64_t(tasks.size()) >= kManyTasks ? shape.num_kv_heads : 1;

@@ -122,6 +122,7 @@ class AttentionBackendSuite:
         backend = self.make()
         _check(isinstance(backend.name, str) and bool(backend.name), "name must be a text")
         _check(isinstance(backend.row_invariant, bool), "row_invariant must be a bool")
+        _check(isinstance(backend.numerics, str), "numerics must be a text")
         _check(backend.graph in ("never", "decode", "always"), f"graph {backend.graph!r}")
         odd = replace(BASE, dtype="no-such-dtype", kv_dtype="no-such-dtype")
         for spec, device in ((BASE, self.device), (odd, self.device), (BASE, "no-such-device")):

@@ -62,6 +62,7 @@ class OpSetSuite:
         """Names agree, functions take the arguments the table says, unknown names give None."""
         ops = self.make()
         _check(isinstance(ops.name, str) and bool(ops.name), "name must be a text")
+        _check(isinstance(ops.numerics, str), "numerics must be a text")
         _check(ops.get("no-such-op") is None, "get of an unknown name must return None")
         _check(ops.linear("no-such-format") is None, "linear of an unknown format must return None")
         for device, dtype in ((self.device, "no-such-dtype"), ("no-such-device", self.dtypes[0])):

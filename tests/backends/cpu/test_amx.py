@@ -11,7 +11,6 @@ import torch
 from headrace.backends.cpu.build import build_kernels, kernel_headers, load_kernels
 from headrace.backends.cpu.isa import supported_tiers
 
-Argument = ctypes.c_int64 | ctypes.c_void_p
 CSRC = kernel_headers()[0].parent
 EMULATED = Path(__file__).parent / "amx_emulated.h"
 
@@ -36,14 +35,12 @@ def test_products(products: ctypes.CDLL, outputs: int, inputs: int) -> None:
     weight = torch.randn(outputs, inputs).bfloat16()
     panels = -(-outputs // 32) * 32
     packed, bias = torch.empty(panels * inputs, dtype=torch.bfloat16), torch.randn(panels)
-    call(products, "pack_bf16", *arguments(weight, outputs, inputs, inputs, packed))
+    call(products, "pack_bf16", weight, outputs, inputs, inputs, packed)
     x = torch.randn(70, inputs).bfloat16()
 
     def product(rows: torch.Tensor) -> torch.Tensor:
         y = torch.empty(len(rows), outputs, dtype=torch.bfloat16)
-        products.hr_linear_bf16(
-            *arguments(rows, len(rows), inputs, packed, outputs, inputs, bias, y, outputs)
-        )
+        call(products, "linear_bf16", rows, len(rows), inputs, packed, outputs, inputs, bias, y, outputs)
         return y
 
     alone = torch.cat([product(row[None].clone()) for row in x])
@@ -53,12 +50,10 @@ def test_products(products: ctypes.CDLL, outputs: int, inputs: int) -> None:
         assert torch.equal(product(x[:rows].clone()), alone[:rows]), rows
 
 
-def call(library: ctypes.CDLL, name: str, *given: Argument) -> None:
-    ctypes.CFUNCTYPE(None)(ctypes.c_void_p.in_dll(library, f"hr_{name}").value or 0)(*given)
-
-
-def arguments(*values: torch.Tensor | int) -> list[Argument]:
-    return [
-        ctypes.c_void_p(value.data_ptr()) if isinstance(value, torch.Tensor) else ctypes.c_int64(value)
-        for value in values
-    ]
+def call(library: ctypes.CDLL, name: str, *given: torch.Tensor | int) -> None:
+    """Call a kernel through its pointer: tensors are addresses, numbers are 64 bits."""
+    values = [value.data_ptr() if isinstance(value, torch.Tensor) else value for value in given]
+    types = [ctypes.c_void_p if isinstance(value, torch.Tensor) else ctypes.c_int64 for value in given]
+    address = ctypes.c_void_p.in_dll(library, f"hr_{name}").value
+    assert address is not None
+    ctypes.CFUNCTYPE(None, *types)(address)(*values)

@@ -37,6 +37,7 @@ class BlockwiseAttention:
 
     name = "blockwise"
     row_invariant = False
+    numerics = "float32, block by block"
     graph: Literal["never", "decode", "always"] = "never"
 
     def why_not(self, spec: AttentionSpec, device: str) -> list[str]:

@@ -1,0 +1,204 @@
+"""What the native CPU backend makes of this machine: shares of the floor, a long prompt, the prefix cache.
+
+    python benchmarks/native.py [--output benchmarks/results/native.json] [--models smollm2,gemma3-270m]
+
+One run measures the floor, Headrace, and the floor again. Gemma's weights come under terms: see `headrace pull`.
+
+    one stream    64 prompt and 128 output tokens of one request, greedy
+    workload      the requests of `workloads/mixed48.json`
+    prompt        2,000 tokens of one request until its first token, against the rate of large bfloat16 products;
+                  `split` gives each kernel's share, from a pass that is not recorded
+    prefix        32 requests that share 1,024 tokens: time to the last first token, with and without the cache; and
+                  what the cache costs where nothing is shared, as the engine counts it
+
+Nothing else should run meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import floor as floors
+from provenance import provenance
+
+from headrace import LLM, SamplingParams
+from headrace.backends.cpu.library import Kernels
+
+BENCHMARKS = Path(__file__).parent
+RESULTS = BENCHMARKS / "results" / "native.json"
+GEMMA3 = replace(
+    floors.SMOLLM2,
+    layers=18,
+    kv_heads=1,
+    head_size=256,
+    linear_parameters=100_270_080,
+    weight_bytes=2 * 268_098_176,
+)
+SHAPES = {"smollm2": floors.SMOLLM2, "gemma3-270m": GEMMA3}
+QUERY_SIZE = {"smollm2": 9 * 64, "gemma3-270m": 4 * 256}
+PROMPT = 2000
+REPEATS = 5
+
+
+def params(max_tokens: int) -> SamplingParams:
+    """Greedy, exactly so many tokens."""
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+
+
+def seconds(call: Callable[[], object], repeats: int = REPEATS) -> list[float]:
+    """Return the times of some calls, after one that is not counted."""
+    call()
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - started)
+    return times
+
+
+def start(model: str, **options: Any) -> LLM:
+    """Start an engine without a prefix cache."""
+    settings = {"max_model_len": 2560, "enable_prefix_caching": False, "show_report": False, **options}
+    return LLM(model, dtype="bfloat16", **settings)
+
+
+def measure_model(model: str, requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Floor, one stream, workload, a long prompt, floor."""
+    shape = SHAPES[model]
+    before = floors.measure(requests, shape)
+    llm = start(model)
+    prompts = [request["prompt_ids"] for request in requests]
+    wanted = [params(request["max_tokens"]) for request in requests]
+    stream = [128 / s for s in seconds(lambda: llm.generate([prompts[0][:64]], params(128), use_tqdm=False))]
+    tokens = sum(request["max_tokens"] for request in requests)
+    workload = [tokens / s for s in seconds(lambda: llm.generate(prompts, wanted, use_tqdm=False), 3)]
+    long = [list(range(100, 100 + PROMPT))]
+    prompt = seconds(lambda: llm.generate(long, params(1), use_tqdm=False))
+    after = floors.measure(requests, shape)
+    linear = 2 * shape.linear_parameters * PROMPT
+    # Causal: a token sees half of the prompt in the mean; a product with keys and one with values.
+    attention = 4 * PROMPT * (PROMPT / 2) * QUERY_SIZE[model] * shape.layers
+    matrix = statistics.fmean((before["matrix_tflop_s"], after["matrix_tflop_s"])) * 1e12
+    whole = (linear + attention) / statistics.median(prompt) / matrix
+    return {
+        "floor": {"before": before, "after": after},
+        "single_tok_s": stream,
+        "mixed_tok_s": workload,
+        "of_floor": {
+            name: statistics.median(rates) / statistics.fmean(one["plain"][name] for one in (before, after))
+            for name, rates in (("single_tok_s", stream), ("mixed_tok_s", workload))
+        },
+        "prompt": {
+            "seconds": prompt,
+            "of_matrix_rate": whole,
+            "split": split(model, long),
+        },
+    }
+
+
+def split(model: str, prompt: list[list[int]]) -> dict[str, float]:
+    """Return the seconds that each kernel takes of a prompt, in an engine that records nothing."""
+    spent: dict[str, float] = defaultdict(float)
+    by_type = Kernels.by_type
+
+    def timed(self: Kernels, name: str) -> Any:
+        functions = by_type(self, name)
+        for dtype, function in functions.items():
+            functions[dtype] = _timed(function, name, spent)
+        return functions
+
+    Kernels.by_type = timed  # type: ignore[method-assign]
+    try:
+        llm = start(model, enforce_eager=True)
+    finally:
+        Kernels.by_type = by_type  # type: ignore[method-assign]
+    llm.generate(prompt, params(1), use_tqdm=False)
+    spent.clear()
+    llm.generate(prompt, params(1), use_tqdm=False)
+    return dict(sorted(spent.items(), key=lambda item: -item[1]))
+
+
+def _timed(function: Callable[..., None], name: str, spent: dict[str, float]) -> Callable[..., None]:
+    def call(*arguments: Any) -> None:
+        started = time.perf_counter()
+        function(*arguments)
+        spent[name] += time.perf_counter() - started
+
+    return call
+
+
+def measure_prefix(requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The prefix cache: what it brings where prompts share, and costs where they do not."""
+    draw = random.Random(0)
+    shared = [draw.randrange(100, 40_000) for _ in range(1024)]
+    prompts = [[*shared, *(draw.randrange(100, 40_000) for _ in range(16))] for _ in range(32)]
+    times = {}
+    for caching in (False, True):
+        llm = start("smollm2", enable_prefix_caching=caching)
+
+        def run(llm: LLM = llm) -> None:
+            llm.reset_prefix_cache()
+            llm.generate(prompts, params(1), use_tqdm=False)
+
+        times[caching] = seconds(run, 3)
+    llm = start("smollm2", enable_prefix_caching=True)
+    before = llm.metrics()["prefix_cache_seconds"]
+    started = time.perf_counter()
+    llm.generate(
+        [request["prompt_ids"] for request in requests],
+        [params(request["max_tokens"]) for request in requests],
+        use_tqdm=False,
+    )
+    elapsed = time.perf_counter() - started
+    metrics = llm.metrics()
+    return {
+        "time_to_first_token_s": {"without": times[False], "with": times[True]},
+        "ratio": statistics.median(times[False]) / statistics.median(times[True]),
+        "cost_without_hits": (metrics["prefix_cache_seconds"] - before) / elapsed,
+        "hits": metrics["prefix_cache_hits"],
+    }
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--models", default=",".join(SHAPES))
+    arguments = parser.parse_args()
+    requests = json.loads(floors.WORKLOAD.read_text())
+    found: dict[str, Any] = {**provenance(), "load_average": os.getloadavg()[0], "models": {}}
+    for model in arguments.models.split(","):
+        found["models"][model] = measure_model(model, requests)
+    found["prefix"] = measure_prefix(requests)
+    arguments.output.write_text(json.dumps(found, indent=2) + "\n")
+    for model, figures in found["models"].items():
+        shares = figures["of_floor"]
+        print(
+            f"{model}: one stream {statistics.median(figures['single_tok_s']):.0f} tok/s "
+            f"({shares['single_tok_s']:.0%} of the floor), workload "
+            f"{statistics.median(figures['mixed_tok_s']):.0f} tok/s ({shares['mixed_tok_s']:.0%}); "
+            f"prompt of {PROMPT} tokens {statistics.median(figures['prompt']['seconds']):.2f} s "
+            f"({figures['prompt']['of_matrix_rate']:.0%} of the matrix rate)"
+        )
+        print("   ", ", ".join(f"{name} {s * 1e3:.0f} ms" for name, s in figures["prompt"]["split"].items()))
+    prefix = found["prefix"]
+    print(
+        f"prefix: first tokens {prefix['ratio']:.1f} times sooner; without hits the cache takes "
+        f"{prefix['cost_without_hits']:.2%} of the time"
+    )
+
+
+if __name__ == "__main__":
+    main()

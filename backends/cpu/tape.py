@@ -132,6 +132,12 @@ class _Pool:
         return self._buffers[-1]
 
 
+def _is_view(index: Any) -> bool:
+    """Whether a tensor indexed so is looked at and not copied."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(part is None or part is Ellipsis or isinstance(part, int | slice) for part in parts)
+
+
 class _OnlyMemory(TorchFunctionMode):
     """Tensors are made in the pool and looked at; nothing is computed."""
 
@@ -144,7 +150,12 @@ class _OnlyMemory(TorchFunctionMode):
     ) -> Any:
         name = func.__name__
         kwargs = kwargs or {}
-        if name in _READS or name in _VIEWS or (name == "contiguous" and args[0].is_contiguous()):
+        if (
+            name in _READS
+            or name in _VIEWS
+            or (name == "__getitem__" and _is_view(args[1]))
+            or (name == "contiguous" and args[0].is_contiguous())
+        ):
             return func(*args, **kwargs)
         if name in _MAKES:
             return self._made(name, args, kwargs)

@@ -53,7 +53,7 @@ def bench(capsys: Any, folder: Path, *words: str) -> tuple[str, dict[str, Any]]:
 @pytest.fixture
 def workload(tmp_path: Path) -> Path:
     path = tmp_path / "workload.json"
-    requests = [{"prompt_ids": list(range(1, n)), "max_tokens": 40 - n} for n in (4, 20, 33)]
+    requests = [{"prompt_ids": list(range(n, 2 * n - 1)), "max_tokens": 40 - n} for n in (4, 20, 33)]
     path.write_text(json.dumps(requests))
     return path
 

@@ -211,8 +211,8 @@ def test_the_report_says_what_one_tunes(llm: LLM) -> None:
         "blocks of 16 tokens",
         "kv_cache_memory",
         "max_num_seqs",
-        "attention    torch",
-        "batch-invariant: no",
+        "attention    cpu",
+        "batch-invariant: yes",
         "numerics",
         "2048 tokens a step",
     ):

@@ -42,7 +42,8 @@ def test_chunks_do_not_change_an_embedding(decoder: Path, pooling: str) -> None:
         with make(decoder, max_num_batched_tokens=budget) as llm:
             found.append(llm.embed(PROMPTS, pooling=pooling, use_tqdm=False))
             steps = llm.metrics()["num_steps"]
-            assert steps >= 10 if budget == 16 else steps <= 2  # the last tells workers that all is over
+            # Two begin alike, and one of them waits a step; the last tells workers that all is over.
+            assert steps >= 10 if budget == 16 else steps <= 3
     assert [output.prompt_token_ids for output in found[0]] == PROMPTS
     assert {output.pooling for output in found[0]} == {pooling}
     assert torch.allclose(vectors(found[0]), vectors(found[1]), atol=1e-5)

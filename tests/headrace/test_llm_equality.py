@@ -78,7 +78,7 @@ def test_chunked_prompts(same: Any) -> None:
 def test_large_steps(same: Any) -> None:
     llm = make(max_num_batched_tokens=4096, max_num_seqs=16)
     same(ids(llm))
-    assert llm.metrics()["num_steps"] <= 33
+    assert llm.metrics()["num_steps"] <= 34  # two texts begin alike: one waits a step for what both share
 
 
 def test_one_at_a_time(same: Any) -> None:

@@ -1,12 +1,35 @@
 // Norms, activations and rotation: what is done to rows between products. Statistics in float, one rounding.
 
 #include <algorithm>
+#include <type_traits>
 
 #include "linear.h"
 #include "words.h"
 
 namespace headrace {
 namespace {
+
+// Call visit(at, whole, n) for each vector of a row of c numbers: all lanes first, then the rest by masks.
+template <typename F>
+HR_INLINE void each_vector(int64_t c, F&& visit) {
+    int64_t i = 0;
+    for (; i + kLanes <= c; i += kLanes) visit(i, std::true_type{}, kLanes);
+    if (i < c) visit(i, std::false_type{}, int(c - i));
+}
+
+template <typename T, bool Whole>
+HR_INLINE V16 take(const T* p, std::bool_constant<Whole>, int n) {
+    if constexpr (Whole) return load(p);
+    return load_first(p, n);
+}
+
+template <typename T, bool Whole>
+HR_INLINE void put(T* p, V16 x, std::bool_constant<Whole>, int n) {
+    if constexpr (Whole)
+        store(p, x);
+    else
+        store_first(p, x, n);
+}
 
 // Round as storing would.
 template <typename T>
@@ -39,11 +62,10 @@ HR_INLINE float inverse_rms(const T* x, int64_t c, float eps) {
 template <typename T>
 HR_INLINE void normed(const T* x, const T* weight, float scale, int64_t c, T* y) {
     V16 factor = splat(scale);
-    for (int64_t i = 0; i < c; i += kLanes) {
-        int n = int(std::min<int64_t>(kLanes, c - i));
-        V16 value = rounded_as<T>(load_first(x + i, n) * factor) * load_first(weight + i, n);
-        store_first(y + i, value, n);
-    }
+    each_vector(c, [&](int64_t i, auto whole, int n) {
+        V16 value = rounded_as<T>(take(x + i, whole, n) * factor) * take(weight + i, whole, n);
+        put(y + i, value, whole, n);
+    });
 }
 
 // x [m, groups, c], rows `stride` elements apart -> y, contiguous.
@@ -62,10 +84,10 @@ void add_rms_norm(const T* x, const T* residual, const T* weight, float eps, int
 #pragma omp for
     for (int64_t r = 0; r < m; ++r) {
         int64_t row = r * c;
-        for (int64_t i = 0; i < c; i += kLanes) {
-            int n = int(std::min<int64_t>(kLanes, c - i));
-            store_first(total + row + i, load_first(x + row + i, n) + load_first(residual + row + i, n), n);
-        }
+        each_vector(c, [&](int64_t i, auto whole, int n) {
+            V16 sum = take(x + row + i, whole, n) + take(residual + row + i, whole, n);
+            put(total + row + i, sum, whole, n);
+        });
         normed(total + row, weight, inverse_rms(total + row, c, eps), c, y + row);
     }
 }
@@ -82,11 +104,10 @@ template <V16 (*F)(V16), typename T>
 void gated(const T* x, int64_t m, int64_t c, T* y) {
 #pragma omp for
     for (int64_t r = 0; r < m; ++r)
-        for (int64_t i = 0; i < c; i += kLanes) {
-            int n = int(std::min<int64_t>(kLanes, c - i));
+        each_vector(c, [&](int64_t i, auto whole, int n) {
             const T* gate = x + r * 2 * c + i;
-            store_first(y + r * c + i, rounded_as<T>(F(load_first(gate, n))) * load_first(gate + c, n), n);
-        }
+            put(y + r * c + i, rounded_as<T>(F(take(gate, whole, n))) * take(gate + c, whole, n), whole, n);
+        });
 }
 
 // x [m, heads, d], rows `stride` elements apart, turned in place; table [., 2 * half]: cosines, then sines.
@@ -98,13 +119,12 @@ void rotary(const int64_t* positions, T* x, int64_t m, int64_t heads, int64_t d,
         const float* cosines = table + positions[r] * 2 * half;
         for (int64_t h = 0; h < heads; ++h) {
             T* head = x + r * stride + h * d;
-            for (int64_t i = 0; i < half; i += kLanes) {
-                int n = int(std::min<int64_t>(kLanes, half - i));
-                V16 cosine = load_first(cosines + i, n), sine = load_first(cosines + half + i, n);
-                V16 first = load_first(head + i, n), second = load_first(head + half + i, n);
-                store_first(head + i, first * cosine - second * sine, n);
-                store_first(head + half + i, second * cosine + first * sine, n);
-            }
+            each_vector(half, [&](int64_t i, auto whole, int n) {
+                V16 cosine = take(cosines + i, whole, n), sine = take(cosines + half + i, whole, n);
+                V16 first = take(head + i, whole, n), second = take(head + half + i, whole, n);
+                put(head + i, first * cosine - second * sine, whole, n);
+                put(head + half + i, second * cosine + first * sine, whole, n);
+            });
         }
     }
 }

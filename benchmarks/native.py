@@ -10,6 +10,7 @@ One run measures the floor, Headrace, and the floor again. Gemma's weights come 
                   `split` gives each kernel's share, from a pass that is not recorded
     prefix        32 requests that share 1,024 tokens: time to the last first token, with and without the cache; and
                   what the cache costs where nothing is shared, as the engine counts it
+    memory        resident bytes of an engine over those of `import torch`, its weights and its KV pool
 
 Nothing else should run meanwhile.
 """
@@ -21,6 +22,8 @@ import json
 import os
 import random
 import statistics
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -169,6 +172,38 @@ def measure_prefix(requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+BARE = "import torch"
+ENGINE = """
+from headrace import LLM, SamplingParams
+llm = LLM("smollm2", dtype="bfloat16", kv_cache_memory="64MiB", max_model_len=2048, show_report=False)
+llm.generate([list(range(100, 1100))] * 2, SamplingParams(temperature=0, max_tokens=32), use_tqdm=False)
+"""
+RESIDENT = """
+import re
+print(sum(int(n) for n in re.findall(r"Rss(?:Anon|Shmem):\\s+(\\d+)", open("/proc/self/status").read())) * 1024)
+"""
+
+
+def measure_memory() -> dict[str, int]:
+    """Memory of a process of its own, in bytes; pages of files, which the system can drop, are not counted."""
+
+    def resident(code: str) -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", code + RESIDENT], check=True, capture_output=True, text=True
+        )
+        return int(done.stdout)
+
+    bare, engine = resident(BARE), resident(ENGINE)
+    weights, pool = floors.SMOLLM2.weight_bytes, 64 << 20
+    return {
+        "bare": bare,
+        "engine": engine,
+        "weights": weights,
+        "pool": pool,
+        "over": engine - bare - weights - pool,
+    }
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(
@@ -182,6 +217,7 @@ def main() -> None:
     for model in arguments.models.split(","):
         found["models"][model] = measure_model(model, requests)
     found["prefix"] = measure_prefix(requests)
+    found["memory"] = measure_memory()
     arguments.output.write_text(json.dumps(found, indent=2) + "\n")
     for model, figures in found["models"].items():
         shares = figures["of_floor"]
@@ -198,6 +234,7 @@ def main() -> None:
         f"prefix: first tokens {prefix['ratio']:.1f} times sooner; without hits the cache takes "
         f"{prefix['cost_without_hits']:.2%} of the time"
     )
+    print(f"memory: {found['memory']['over'] / 1e6:.0f} MB over torch, weights and KV pool")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,32 @@ class _BoundLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in] -> [N, out]."""
         return self._apply(x, self._prepared)
+
+
+class _GatedLinear:
+    """A gated product with its prepared weights."""
+
+    def __init__(self, kind: LinearFormat, prepared: Any, in_features: int, out_features: int) -> None:
+        self.in_features, self.out_features = in_features, out_features
+        self._apply = kind.apply_gated
+        self._prepared = prepared
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, in] -> [N, out]."""
+        return self._apply(x, self._prepared)
+
+
+class _ThenOp:
+    """A product and the op that gates it."""
+
+    def __init__(self, linear: _BoundLinear, op: Callable[..., Any]) -> None:
+        self.in_features, self.out_features = linear.in_features, linear.out_features // 2
+        self._linear, self._op = linear, op
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, in] -> [N, out]."""
+        gated: torch.Tensor = self._op(self._linear(x))
+        return gated
 
 
 class _OutputProjection:
@@ -77,13 +103,31 @@ class Builder:
         self, *names: str, in_features: int, out_features: tuple[int, ...], bias: bool = False
     ) -> Linear:
         """Build a product from the named weights, stacked over outputs."""
+        return _BoundLinear(
+            self._ops.linear("dense"), *self._stacked(names, in_features, out_features, bias=bias)
+        )
+
+    def gated_linear(
+        self, *names: str, in_features: int, out_features: tuple[int, ...], op: str, bias: bool = False
+    ) -> Linear:
+        """Build a product and its gated activation: in one go where the weight format can."""
+        kind = self._ops.linear("dense")
+        weight, biases = self._stacked(names, in_features, out_features, bias=bias)
+        prepared = kind.prepare_gated(weight, biases, op)
+        if prepared is None:
+            return _ThenOp(_BoundLinear(kind, weight, biases), self._ops.get(op))
+        return _GatedLinear(kind, prepared, in_features, weight.shape[0] // 2)
+
+    def _stacked(
+        self, names: Sequence[str], in_features: int, out_features: Sequence[int], *, bias: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         weights, biases = [], []
         for name, out in zip(names, out_features, strict=True):
             weights.append(self.weights.take(f"{name}.weight", (out, in_features)))
             if bias:
                 biases.append(self.weights.take(f"{name}.bias", (out,)))
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        return _BoundLinear(self._ops.linear("dense"), weight, torch.cat(biases) if biases else None)
+        return weight, torch.cat(biases) if biases else None
 
     def lm_head(self, name: str, vocab_size: int, hidden_size: int) -> Linear:
         """Build the output projection."""

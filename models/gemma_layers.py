@@ -207,9 +207,12 @@ class _Layer:
         self._attention = _Attention(build, f"{name}.self_attn", config, window, cos_sin)
         self._after_attention = _Norm(build, f"{name}.post_attention_layernorm", size, config.eps)
         self._before_mlp = _Norm(build, f"{name}.pre_feedforward_layernorm", size, config.eps)
-        self._gelu_mul = build.op("gelu_mul")
-        self._gate_up = build.linear(
-            f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj", in_features=size, out_features=(inner, inner)
+        self._gate_up = build.gated_linear(
+            f"{name}.mlp.gate_proj",
+            f"{name}.mlp.up_proj",
+            in_features=size,
+            out_features=(inner, inner),
+            op="gelu_mul",
         )
         self._down = build.linear(f"{name}.mlp.down_proj", in_features=inner, out_features=(size,))
         self._after_mlp = _Norm(build, f"{name}.post_feedforward_layernorm", size, config.eps)
@@ -227,7 +230,7 @@ class _Layer:
             x, residual = self._before_attention.add(x, residual)
         x = self._after_attention(self._attention(x, positions, ctx))
         x, residual = self._before_mlp.add(x, residual)
-        return self._after_mlp(self._down(self._gelu_mul(self._gate_up(x)))), residual
+        return self._after_mlp(self._down(self._gate_up(x))), residual
 
 
 class GemmaModel:

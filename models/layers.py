@@ -32,7 +32,7 @@ __all__ = [
     "require_whole_model",
     "set_aside",
     "set_tied_aside",
-    "stacked_linear",
+    "stacked_names",
 ]
 
 logger = logging.getLogger("headrace")
@@ -57,21 +57,13 @@ class AttentionShape:
     """How many tokens a token sees, itself included; None: all."""
 
 
-def stacked_linear(
-    build: ModelBuild,
-    prefix: str,
-    whole: str,
-    parts: tuple[str, ...],
-    *,
-    in_features: int,
-    out_features: tuple[int, ...],
-    bias: bool,
-) -> Linear:
-    """Build one product of several: `PREFIX.WHOLE` where the checkpoint has them stacked already, or its parts."""
+def stacked_names(
+    build: ModelBuild, prefix: str, whole: str, parts: tuple[str, ...], out_features: tuple[int, ...]
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return names and outputs of weights to stack: `PREFIX.WHOLE` where the checkpoint did that, or its parts."""
     if f"{prefix}.{whole}.weight" in build.weights:
-        parts, out_features = (whole,), (sum(out_features),)
-    names = (f"{prefix}.{part}" for part in parts)
-    return build.linear(*names, in_features=in_features, out_features=out_features, bias=bias)
+        return (f"{prefix}.{whole}",), (sum(out_features),)
+    return tuple(f"{prefix}.{part}" for part in parts), out_features
 
 
 class Rotation:
@@ -143,14 +135,9 @@ class SelfAttention:
         self._sizes = tuple(heads * shape.head_dim for heads in self._heads)
         self._rotation = rotation
         self._norms = norms
-        self._qkv = stacked_linear(
-            build,
-            name,
-            "qkv_proj",
-            ("q_proj", "k_proj", "v_proj"),
-            in_features=shape.hidden_size,
-            out_features=self._sizes,
-            bias=shape.qkv_bias,
+        names, outputs = stacked_names(build, name, "qkv_proj", ("q_proj", "k_proj", "v_proj"), self._sizes)
+        self._qkv = build.linear(
+            *names, in_features=shape.hidden_size, out_features=outputs, bias=shape.qkv_bias
         )
         self._out = build.linear(
             f"{name}.o_proj",
@@ -178,7 +165,7 @@ class SelfAttention:
 
 
 class GatedMLP:
-    """down(silu(gate(x)) · up(x)), with gate and up as one product.
+    """down(silu(gate(x)) · up(x)), as one product of gate and up.
 
     Parameters
     ----------
@@ -188,15 +175,10 @@ class GatedMLP:
     def __init__(
         self, build: ModelBuild, name: str, *, hidden_size: int, intermediate_size: int, bias: bool = False
     ) -> None:
-        self._silu_mul = build.op("silu_mul")
-        self._gate_up = stacked_linear(
-            build,
-            name,
-            "gate_up_proj",
-            ("gate_proj", "up_proj"),
-            in_features=hidden_size,
-            out_features=(intermediate_size, intermediate_size),
-            bias=bias,
+        sizes = (intermediate_size, intermediate_size)
+        names, outputs = stacked_names(build, name, "gate_up_proj", ("gate_proj", "up_proj"), sizes)
+        self._gate_up = build.gated_linear(
+            *names, in_features=hidden_size, out_features=outputs, op="silu_mul", bias=bias
         )
         self._down = build.linear(
             f"{name}.down_proj", in_features=intermediate_size, out_features=(hidden_size,), bias=bias
@@ -204,7 +186,7 @@ class GatedMLP:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, C] -> [N, C]."""
-        return self._down(self._silu_mul(self._gate_up(x)))
+        return self._down(self._gate_up(x))
 
 
 class Normed:

@@ -28,6 +28,8 @@ _SIGNATURES = {
     "rows": "PIPIIP",
     "linear": "PRIPIIPPI",
     "logits": "PRIPIIPPI",
+    "linear_silu": "PRIPIIPPI",
+    "linear_gelu": "PRIPIIPPI",
     "rms_norm": "PIPFRIIP",
     "add_rms_norm": "PPPFRIPP",
     "silu_mul": "PRIP",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,14 @@ class _Packed:
     padded: int
 
 
+@dataclass(frozen=True)
+class _GatedWeight:
+    """Gate and up, 16 outputs of one and the same 16 of the other in a panel."""
+
+    packed: _Packed
+    kernel: Functions
+
+
 class PackedLinear:
     """Dense weights in panels of 32 outputs; each output is one sum over the inputs, in their order."""
 
@@ -40,6 +48,9 @@ class PackedLinear:
         self._pack = kernels.by_type("pack")
         self._linear = kernels.by_type("linear")
         self._logits = kernels.by_type("logits")
+        self._gated = {
+            op: kernels.by_type(f"linear_{op.removesuffix('_mul')}") for op in ("silu_mul", "gelu_mul")
+        }
         self._rows = kernels.by_type("rows")
 
     def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None) -> _Packed:
@@ -63,6 +74,19 @@ class PackedLinear:
         """[N, in] -> [N, out] float32, not rounded on the way."""
         y = x.new_empty((x.shape[0], prepared.out_features), dtype=torch.float32)
         self._multiply(self._logits, x, prepared, y)
+        return y
+
+    def prepare_gated(self, weight: torch.Tensor, bias: torch.Tensor | None, op: str) -> _GatedWeight | None:
+        """Pack a weight [2 · out, in] of gate and up, to be multiplied and gated by `op` in one go."""
+        if op not in self._gated:
+            return None
+        packed = self.prepare(_interleaved(weight), None if bias is None else _interleaved(bias))
+        return _GatedWeight(replace(packed, out_features=weight.shape[0] // 2), self._gated[op])
+
+    def apply_gated(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
+        """[N, in] -> [N, out]."""
+        y = x.new_empty(x.shape[0], prepared.packed.out_features)
+        self._multiply(prepared.kernel, x, prepared.packed, y)
         return y
 
     def _multiply(self, kernel: Functions, x: torch.Tensor, packed: _Packed, y: torch.Tensor) -> None:
@@ -93,3 +117,14 @@ class PackedLinear:
             out.data_ptr(),
         )
         return out
+
+
+def _interleaved(stacked: torch.Tensor) -> torch.Tensor:
+    """[2 · out, …] -> [panels · 32, …]: the halves' rows in turns of 16, with zeros for those that are missing."""
+    half = stacked.shape[0] // 2
+    missing = -half % (PANEL // 2)
+    parts = [
+        F.pad(part, (0,) * (2 * part.ndim - 1) + (missing,)).unflatten(0, (-1, PANEL // 2))
+        for part in stacked.split(half)
+    ]
+    return torch.stack(parts, dim=1).flatten(0, 2)

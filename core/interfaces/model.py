@@ -115,6 +115,15 @@ class ModelBuild(Protocol):
         """
         ...
 
+    def gated_linear(
+        self, *names: str, in_features: int, out_features: tuple[int, ...], op: str, bias: bool = False
+    ) -> Linear:
+        """Build activation(gate(x)) · up(x) from the named weights, as `linear` takes them: the gate's rows first.
+
+        op: which activation, `silu_mul` or `gelu_mul`. The product has half as many outputs as its weights together.
+        """
+        ...
+
     def lm_head(self, name: str, vocab_size: int, hidden_size: int) -> Linear:
         """Build the output projection from `NAME.weight` [V, C]; it gives float32."""
         ...

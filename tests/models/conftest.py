@@ -99,6 +99,15 @@ class DenseBuild:
         biases = torch.cat([self.weights.take(f"{n}.bias", (size,)) for n, size in sizes]) if bias else None
         return DenseLinear(weight, biases)
 
+    def gated_linear(
+        self, *names: str, in_features: int, out_features: tuple[int, ...], op: str, bias: bool = False
+    ) -> Any:
+        linear, gate = (
+            self.linear(*names, in_features=in_features, out_features=out_features, bias=bias),
+            self.op(op),
+        )
+        return lambda x: gate(linear(x))
+
     def lm_head(self, name: str, vocab_size: int, hidden_size: int) -> DenseLinear:
         return DenseLinear(self.weights.take(f"{name}.weight", (vocab_size, hidden_size)), None)
 

@@ -122,6 +122,9 @@ class Build:
         weight = self.weights.take(f"{name}.weight", (out, in_features))
         return Product(weight, self.weights.take(f"{name}.bias", (out,)) if bias else None)
 
+    def gated_linear(self, *names: str, **options: Any) -> Product:
+        raise AssertionError("the bridge's activations are the library's")
+
     def lm_head(self, name: str, vocab_size: int, hidden_size: int) -> Product:
         raise AssertionError("the bridge's heads are products like others, or tied")
 

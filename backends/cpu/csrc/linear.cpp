@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "activations.h"
+
 #include "words.h"
 
 #if defined(HEADRACE_TIER_AMX)
@@ -24,18 +26,18 @@ struct Vectors {
     static void begin() {}
     static void end() {}
 
-    template <typename Y, int R = kRows>
+    template <typename Finish, typename Y, int R = kRows>
     static HR_INLINE void run(int rows, const T* x, int64_t ldx, const T* w, int64_t k, const float* bias, Y* y, int64_t ld,
                               int columns) {
         if constexpr (R > 0) {
             if (rows == R)
-                exactly<R>(x, ldx, w, k, bias, y, ld, columns);
+                exactly<Finish, R>(x, ldx, w, k, bias, y, ld, columns);
             else
-                run<Y, R - 1>(rows, x, ldx, w, k, bias, y, ld, columns);
+                run<Finish, Y, R - 1>(rows, x, ldx, w, k, bias, y, ld, columns);
         }
     }
 
-    template <int R, typename Y>
+    template <typename Finish, int R, typename Y>
     static void exactly(const T* x, int64_t ldx, const T* w, int64_t k, const float* bias, Y* y, int64_t ld, int columns) {
         V16 sums[R][2];
         HR_UNROLL
@@ -57,26 +59,27 @@ struct Vectors {
             }
         }
         HR_UNROLL
-        for (int r = 0; r < R; ++r) finish(sums[r][0], sums[r][1], bias, y + r * ld, columns);
+        for (int r = 0; r < R; ++r) Finish::finish(sums[r][0], sums[r][1], bias, y + r * ld, columns);
     }
 };
 
 // y = x W^T + bias, panels split among threads; rows in chunks that stay in the second-level cache meanwhile.
-template <typename Block, typename T, typename Y>
+template <typename Block, typename Finish, typename T, typename Y>
 void linear(const T* x, int64_t m, int64_t ldx, const T* packed, int64_t n, int64_t k, const float* bias, Y* y,
             int64_t ldy) {
     constexpr int kRows = Block::kRows;
     constexpr int64_t kChunk = 384 / kRows * kRows;
-    const int64_t panels = (n + kPanel - 1) / kPanel;
+    const int64_t panels = (n + Finish::kColumns - 1) / Finish::kColumns;
     Block::begin();
     for (int64_t begin = 0; begin < m; begin += kChunk) {
         const int64_t end = std::min(m, begin + kChunk);
 #pragma omp for nowait
         for (int64_t p = 0; p < panels; ++p)
             for (int64_t r = begin; r < end; r += kRows)
-                Block::run(int(std::min<int64_t>(kRows, end - r)), x + r * ldx, ldx, packed + p * k * kPanel, k,
-                           bias ? bias + p * kPanel : nullptr, y + r * ldy + p * kPanel, ldy,
-                           int(std::min<int64_t>(kPanel, n - p * kPanel)));
+                Block::template run<Finish>(int(std::min<int64_t>(kRows, end - r)), x + r * ldx, ldx,
+                                            packed + p * k * kPanel, k, bias ? bias + p * kPanel : nullptr,
+                                            y + r * ldy + p * Finish::kColumns, ldy,
+                                            int(std::min<int64_t>(Finish::kColumns, n - p * Finish::kColumns)));
     }
     Block::end();
 #pragma omp barrier
@@ -91,8 +94,12 @@ using Bf16Block = Vectors<bf16>;
 }  // namespace
 }  // namespace headrace
 
-// Logits are float: what is sampled from is not rounded.
-HR_KERNEL(linear_bf16, headrace::linear<headrace::Bf16Block, headrace::bf16, headrace::bf16>)
-HR_KERNEL(linear_f32, headrace::linear<headrace::Vectors<float>, float, float>)
-HR_KERNEL(logits_bf16, headrace::linear<headrace::Bf16Block, headrace::bf16, float>)
-HR_KERNEL(logits_f32, headrace::linear<headrace::Vectors<float>, float, float>)
+// n counts outputs: of a gated product half of the weight's rows. Logits are float: what is sampled from is not rounded.
+#define HR_LINEAR(T, suffix, ...)                                                                                 \
+    HR_KERNEL(linear_##suffix, headrace::linear<__VA_ARGS__, headrace::Plain, T, T>)                              \
+    HR_KERNEL(logits_##suffix, headrace::linear<__VA_ARGS__, headrace::Plain, T, float>)                          \
+    HR_KERNEL(linear_silu_##suffix, headrace::linear<__VA_ARGS__, headrace::Gated<headrace::silu>, T, T>)         \
+    HR_KERNEL(linear_gelu_##suffix, headrace::linear<__VA_ARGS__, headrace::Gated<headrace::gelu_tanh>, T, T>)
+
+HR_LINEAR(headrace::bf16, bf16, headrace::Bf16Block)
+HR_LINEAR(float, f32, headrace::Vectors<float>)

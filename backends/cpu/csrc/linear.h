@@ -55,4 +55,30 @@ HR_INLINE void finish(V16 first, V16 second, const float* bias, T* y, int column
     }
 }
 
+// What becomes of a row of a panel: its 32 outputs as they are.
+struct Plain {
+    static constexpr int kColumns = kPanel;
+
+    template <typename T>
+    static HR_INLINE void finish(V16 first, V16 second, const float* bias, T* y, int columns) {
+        headrace::finish(first, second, bias, y, columns);
+    }
+};
+
+// Or 16 of them: a panel holds 16 outputs of the gate, then the same 16 of what is gated.
+template <V16 (*Activation)(V16)>
+struct Gated {
+    static constexpr int kColumns = kLanes;
+
+    template <typename T>
+    static HR_INLINE void finish(V16 gate, V16 up, const float* bias, T* y, int columns) {
+        if (bias) gate = gate + load(bias), up = up + load(bias + kLanes);
+        V16 value = Activation(gate) * up;
+        if (columns >= kLanes)
+            store(y, value);
+        else
+            store_first(y, value, columns);
+    }
+};
+
 }  // namespace headrace

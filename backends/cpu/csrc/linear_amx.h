@@ -23,7 +23,7 @@ struct Tiles {
     static void begin() { configured() = -1; }
     static void end() { _tile_release(); }
 
-    template <typename Y>
+    template <typename Finish, typename Y>
     static void run(int rows, const bf16* x, int64_t ldx, const bf16* w, int64_t k, const float* bias, Y* y, int64_t ld,
                     int columns) {
         int upper = rows < kTileRows ? rows : kTileRows, lower = rows - upper;
@@ -34,7 +34,7 @@ struct Tiles {
         else
             one(x, ldx, w, k, sums);
         for (int r = 0; r < rows; ++r)
-            finish(load(sums[r]), load(sums[r] + kLanes), bias, y + r * ld, columns);
+            Finish::finish(load(sums[r]), load(sums[r] + kLanes), bias, y + r * ld, columns);
     }
 
     // Loading a configuration costs as much as several products: only where it changes.

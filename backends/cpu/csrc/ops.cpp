@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "activations.h"
 #include "linear.h"
 #include "words.h"
 
@@ -90,14 +91,6 @@ void add_rms_norm(const T* x, const T* residual, const T* weight, float eps, int
         });
         normed(total + row, weight, inverse_rms(total + row, c, eps), c, y + row);
     }
-}
-
-HR_INLINE V16 silu(V16 x) { return x / (splat(1.0f) + exp(min(zero() - x, splat(88.0f)))); }
-
-// 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
-HR_INLINE V16 gelu_tanh(V16 x) {
-    V16 inner = x * fma(splat(0.044715f) * x, x, splat(1.0f)) * splat(0.7978845608f);
-    return splat(0.5f) * x * (splat(1.0f) + tanh(inner));
 }
 
 template <V16 (*F)(V16), typename T>

@@ -10,6 +10,7 @@ Ops that the set lacks are skipped: an engine takes them from the reference set.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
 from unittest import SkipTest
@@ -133,6 +134,23 @@ class OpSetSuite:
                         _check(got.dtype == x.dtype, f"{what}: dtype {got.dtype}")
                         check_close(got, right, TOLERANCES[dtype], what)
 
+    def test_gated_linear(self) -> None:
+        """`dense` weights of gate and up in one go, where the format can."""
+        format = self.make().linear("dense")
+        if format is None:
+            raise SkipTest("the op set has no linear format 'dense'")
+        for dtype, op, outputs in itertools.product(self._dtypes(), ("silu_mul", "gelu_mul"), (192, 40, 7)):
+            x, weight, bias = self._linear_inputs(dtype, 33, 96, 2 * outputs)
+            for given in (None, bias):
+                prepared = format.prepare_gated(weight, given, op)
+                if prepared is None:
+                    raise SkipTest(f"the format has no product gated by {op}")
+                right = REFERENCE_OPS[op](REFERENCE_OPS["linear"](x, weight, given))
+                got = format.apply_gated(x, prepared)
+                what = f"gated linear {op} {dtype} -> {outputs}, bias {given is not None}"
+                _check(got.dtype == x.dtype, f"{what}: dtype {got.dtype}")
+                check_close(got, right, TOLERANCES[dtype], what)
+
     def test_row_invariance(self) -> None:
         """Bit by bit: rows of a batch as each alone, for every op that claims it."""
         ops = self.make()
@@ -159,6 +177,12 @@ class OpSetSuite:
                     x, weight, bias = self._linear_inputs(dtype, max(ROWS), width, outputs)
                     what = f"linear {dtype} {width} -> {outputs}"
                     self._prove(Op("linear", format.apply), [x, format.prepare(weight, bias)], what)
+                    self._prove(
+                        Op("logits", format.logits), [x, format.prepare(weight, bias)], f"logits, {what}"
+                    )
+                    gated = format.prepare_gated(torch.cat([weight, weight.flip(0)]), None, "silu_mul")
+                    if gated is not None:
+                        self._prove(Op("gated", format.apply_gated), [x, gated], f"gated {what}")
 
     def _prove(self, op: Op, inputs: list[Any], what: str) -> None:
         def call(rows: slice) -> tuple[torch.Tensor, ...]:

@@ -29,29 +29,17 @@ class _BoundLinear:
 
 
 class _GatedLinear:
-    """A gated product with its prepared weights."""
+    """A product of gate and up, and its activation."""
 
-    def __init__(self, kind: LinearFormat, prepared: Any, in_features: int, out_features: int) -> None:
+    def __init__(
+        self, apply: Callable[[torch.Tensor], torch.Tensor], in_features: int, out_features: int
+    ) -> None:
         self.in_features, self.out_features = in_features, out_features
-        self._apply = kind.apply_gated
-        self._prepared = prepared
+        self._apply = apply
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in] -> [N, out]."""
-        return self._apply(x, self._prepared)
-
-
-class _ThenOp:
-    """A product and the op that gates it."""
-
-    def __init__(self, linear: _BoundLinear, op: Callable[..., Any]) -> None:
-        self.in_features, self.out_features = linear.in_features, linear.out_features // 2
-        self._linear, self._op = linear, op
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, in] -> [N, out]."""
-        gated: torch.Tensor = self._op(self._linear(x))
-        return gated
+        return self._apply(x)
 
 
 class _OutputProjection:
@@ -113,10 +101,15 @@ class Builder:
         """Build a product and its gated activation: in one go where the weight format can."""
         kind = self._ops.linear("dense")
         weight, biases = self._stacked(names, in_features, out_features, bias=bias)
-        prepared = kind.prepare_gated(weight, biases, op)
-        if prepared is None:
-            return _ThenOp(_BoundLinear(kind, weight, biases), self._ops.get(op))
-        return _GatedLinear(kind, prepared, in_features, weight.shape[0] // 2)
+        apply = kind.gated(weight, biases, op)
+        if apply is None:
+            linear, gate = _BoundLinear(kind, weight, biases), self._ops.get(op)
+
+            def apply(x: torch.Tensor) -> torch.Tensor:
+                gated: torch.Tensor = gate(linear(x))
+                return gated
+
+        return _GatedLinear(apply, in_features, weight.shape[0] // 2)
 
     def _stacked(
         self, names: Sequence[str], in_features: int, out_features: Sequence[int], *, bias: bool

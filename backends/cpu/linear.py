@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,14 +29,6 @@ class _Packed:
     out_features: int
     in_features: int
     padded: int
-
-
-@dataclass(frozen=True)
-class _GatedWeight:
-    """Gate and up, 16 outputs of one and the same 16 of the other in a panel."""
-
-    packed: _Packed
-    kernel: Functions
 
 
 class PackedLinear:
@@ -76,18 +69,22 @@ class PackedLinear:
         self._multiply(self._logits, x, prepared, y)
         return y
 
-    def prepare_gated(self, weight: torch.Tensor, bias: torch.Tensor | None, op: str) -> _GatedWeight | None:
-        """Pack a weight [2 · out, in] of gate and up, to be multiplied and gated by `op` in one go."""
-        if op not in self._gated:
+    def gated(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, op: str
+    ) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """Pack a weight [2 · out, in] of gate and up; return its product, gated by `op` in one go."""
+        kernel = self._gated.get(op)
+        if kernel is None:
             return None
         packed = self.prepare(_interleaved(weight), None if bias is None else _interleaved(bias))
-        return _GatedWeight(replace(packed, out_features=weight.shape[0] // 2), self._gated[op])
+        packed = replace(packed, out_features=weight.shape[0] // 2)
 
-    def apply_gated(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
-        """[N, in] -> [N, out]."""
-        y = x.new_empty(x.shape[0], prepared.packed.out_features)
-        self._multiply(prepared.kernel, x, prepared.packed, y)
-        return y
+        def apply(x: torch.Tensor) -> torch.Tensor:
+            y = x.new_empty(x.shape[0], packed.out_features)
+            self._multiply(kernel, x, packed, y)
+            return y
+
+        return apply
 
     def _multiply(self, kernel: Functions, x: torch.Tensor, packed: _Packed, y: torch.Tensor) -> None:
         if packed.padded != packed.in_features:

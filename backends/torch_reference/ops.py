@@ -110,12 +110,8 @@ class DenseLinear:
         weight, bias = prepared
         return F.linear(x, weight, bias)
 
-    def prepare_gated(self, weight: torch.Tensor, bias: torch.Tensor | None, op: str) -> None:
+    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None, op: str) -> None:
         """None: product and activation are two calls here."""
-
-    def apply_gated(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
-        """Not called: `prepare_gated` gives None."""
-        raise NotImplementedError("dense weights of torch have no gated product")
 
     def logits(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
         """[N, in] -> [N, out] float32."""

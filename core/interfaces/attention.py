@@ -2,8 +2,8 @@
 
 Shapes: N tokens and R requests in a step; H query heads, K KV heads, D head size; B tokens a block. Tokens of
 one request are neighbours, in order of position; requests may be in any mix of prefill chunks and decodes.
-Every
-request's last token is at `seq_lens[r] - 1`, its first in this step at `seq_lens[r] - query_lens[r]`.
+
+Every request's last token is at `seq_lens[r] - 1`, its first in this step at `seq_lens[r] - query_lens[r]`.
 Rows of q, k and v may lie apart (views of a stacked product); out is contiguous, and so is each row.
 """
 

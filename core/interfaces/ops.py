@@ -56,15 +56,14 @@ class LinearFormat(Protocol):
         """[N, in] -> [N, out]."""
         ...
 
-    def prepare_gated(self, weight: torch.Tensor, bias: torch.Tensor | None, op: str) -> Any:
-        """Turn a stacked weight [2 · out, in] (gate, then up) into what `apply_gated` wants.
+    def gated(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, op: str
+    ) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """Return [N, in] -> [N, out]: activation(gate(x)) · up(x) in one go, rounded once.
 
-        op: `silu_mul` or `gelu_mul`. None: this format has no such product; it is multiplied, then the op applied.
+        weight: [2 · out, in], the gate's rows first. op: `silu_mul` or `gelu_mul`. None: this format has no such
+        product; it is multiplied, then the op applied.
         """
-        ...
-
-    def apply_gated(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
-        """[N, in] -> [N, out]: activation(gate(x)) · up(x), rounded once."""
         ...
 
     def logits(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:

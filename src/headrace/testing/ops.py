@@ -142,11 +142,11 @@ class OpSetSuite:
         for dtype, op, outputs in itertools.product(self._dtypes(), ("silu_mul", "gelu_mul"), (192, 40, 7)):
             x, weight, bias = self._linear_inputs(dtype, 33, 96, 2 * outputs)
             for given in (None, bias):
-                prepared = format.prepare_gated(weight, given, op)
-                if prepared is None:
+                gated = format.gated(weight, given, op)
+                if gated is None:
                     raise SkipTest(f"the format has no product gated by {op}")
                 right = REFERENCE_OPS[op](REFERENCE_OPS["linear"](x, weight, given))
-                got = format.apply_gated(x, prepared)
+                got = gated(x)
                 what = f"gated linear {op} {dtype} -> {outputs}, bias {given is not None}"
                 _check(got.dtype == x.dtype, f"{what}: dtype {got.dtype}")
                 check_close(got, right, TOLERANCES[dtype], what)
@@ -180,9 +180,9 @@ class OpSetSuite:
                     self._prove(
                         Op("logits", format.logits), [x, format.prepare(weight, bias)], f"logits, {what}"
                     )
-                    gated = format.prepare_gated(torch.cat([weight, weight.flip(0)]), None, "silu_mul")
+                    gated = format.gated(torch.cat([weight, weight.flip(0)]), None, "silu_mul")
                     if gated is not None:
-                        self._prove(Op("gated", format.apply_gated), [x, gated], f"gated {what}")
+                        self._prove(Op("gated", gated), [x], f"gated {what}")
 
     def _prove(self, op: Op, inputs: list[Any], what: str) -> None:
         def call(rows: slice) -> tuple[torch.Tensor, ...]:

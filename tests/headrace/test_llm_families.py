@@ -107,20 +107,24 @@ def reference(model: Any, tokens: Sequence[int]) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("budget", [7, 512])
+@pytest.mark.parametrize(("budget", "block_size"), [(7, 4), (512, 4), (7, 16), (512, 16)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_and_tokens_are_transformers(family: str, budget: int, tmp_path: Path) -> None:
+def test_logits_and_tokens_are_transformers(
+    family: str, budget: int, block_size: int, tmp_path: Path
+) -> None:
     model = save(tmp_path, family)
     plugin = Plugin()
     llm = LLM(
         str(tmp_path),
         dtype="float32",
         max_num_batched_tokens=budget,
-        block_size=4,
+        block_size=block_size,
         kv_cache_memory="4MiB",
         plugins=[plugin],
         show_report=False,
     )
+    # Blocks of 4 are for the reference backend alone.
+    assert llm.report.executor["attention_backend"] == ("torch" if block_size == 4 else "cpu")
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     steps = llm.metrics()["num_steps"]
@@ -137,7 +141,7 @@ def test_logits_and_tokens_are_transformers(family: str, budget: int, tmp_path: 
     windowed = [group.window for group in llm.report.layout.groups if group.window]
     assert bool(windowed) == family.endswith("window")
     warm = llm.generate(PROMPTS, params, use_tqdm=False)
-    assert warm[3].num_cached_tokens == 68
+    assert warm[3].num_cached_tokens == 69 // block_size * block_size
     assert [o.outputs[0].token_ids for o in warm] == [o.outputs[0].token_ids for o in outputs]
 
 

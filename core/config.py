@@ -104,6 +104,9 @@ class CacheSection(Section):
 class ParallelSection(Section):
     """How many processes and devices share the work."""
 
+    engine_process: bool | None = option(
+        None, "Run the engine loop in a process of its own; default: when serving."
+    )
     executor: str = option("uniproc", "Where steps run.", aliases=("distributed_executor_backend",))
     tensor_parallel_size: int = option(1, "Ranks that split every layer.", ge=1, aliases=("tp",))
     pipeline_parallel_size: int = option(1, "Ranks that split the stack of layers.", ge=1, aliases=("pp",))

@@ -11,16 +11,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
-from headrace.core.errors import EngineError, HeadraceError, PluginCallError, RequestError
+from headrace.core.errors import ConfigError, EngineError, HeadraceError, PluginCallError
 from headrace.core.interfaces.executor import Executor, StepHandle
 from headrace.core.interfaces.scheduling import Scheduler
 from headrace.core.listeners import Listeners
 from headrace.core.plan import EngineOutput, StepPlan, StepResult
 from headrace.core.request import EngineRequest, FinishReason
 
-__all__ = ["EngineCore"]
+__all__ = ["EngineCore", "Wake"]
 
 PARKED_POLL_SECONDS = 0.05
 """How often parked requests are asked about when nobody calls `wake`."""
@@ -32,11 +32,29 @@ MAX_FAILED_STEPS = 3
 """So many failed steps in a row stop the engine."""
 
 
+class Wake(Protocol):
+    """What the loop sleeps on; a `threading.Event` is one."""
+
+    def set(self) -> None:
+        """Wake the loop; from any thread."""
+        ...
+
+    def wait(self, timeout: float) -> bool:
+        """Sleep until woken, at most `timeout` seconds."""
+        ...
+
+    def clear(self) -> None:
+        """Forget that it was woken."""
+        ...
+
+
 class EngineCore:
     """Runs a scheduler against an executor.
 
     A step that raises fails its requests and no others; three in a row stop the engine: every request ends with the
     cause, and so does every later call.
+
+    parts: plugin name → its parts in this room, which `call` reaches.
     """
 
     def __init__(
@@ -44,14 +62,16 @@ class EngineCore:
         scheduler: Scheduler,
         executor: Executor,
         listeners: Listeners | None = None,
-        wake: threading.Event | None = None,
+        wake: Wake | None = None,
+        parts: Mapping[str, Sequence[object]] | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self._listeners = listeners or Listeners()
         self._inbox: queue.SimpleQueue[Callable[[], list[EngineOutput]]] = queue.SimpleQueue()
         self._in_flight: deque[tuple[StepPlan, StepHandle, PluginCallError | None]] = deque()
-        self._wake = wake or threading.Event()
+        self._wake: Wake = wake or threading.Event()
+        self._parts = dict(parts or {})
         self._failed_steps = 0
         self._stalled_since: float | None = None
         self._checked_idle = False
@@ -63,10 +83,12 @@ class EngineCore:
         """Hand over a request; it is judged when the loop takes it, and a refusal comes as an output."""
         self._put(lambda: self._take_request(request))
 
-    def finish(self, request_ids: Sequence[str], reason: FinishReason) -> None:
+    def finish(
+        self, request_ids: Sequence[str], reason: FinishReason, error: HeadraceError | None = None
+    ) -> None:
         """Ask the loop to end requests; ids it does not know are passed over."""
         names = list(request_ids)
-        self._put(lambda: self.scheduler.finish(names, reason))
+        self._put(lambda: self.scheduler.finish(names, reason, error))
 
     def wake(self) -> None:
         """Something a parked request waits for may have happened."""
@@ -114,8 +136,15 @@ class EngineCore:
     def _take_request(self, request: EngineRequest) -> list[EngineOutput]:
         try:
             self.scheduler.add(request)
-        except (RequestError, PluginCallError) as error:
-            return [EngineOutput(request_id=request.request_id, finish_reason="error", error=str(error))]
+        except HeadraceError as error:
+            return [
+                EngineOutput(
+                    request_id=request.request_id,
+                    finish_reason="error",
+                    error=str(error),
+                    error_kind=error.kind,
+                )
+            ]
         return []
 
     def _fill(self, outputs: list[EngineOutput]) -> None:
@@ -209,6 +238,21 @@ class EngineCore:
             self.scheduler.check_integrity()
 
     # The rest ----------------------------------------------------------------------------------------
+
+    def call(self, plugin: str, method: str, args: Sequence[Any] = ()) -> Any:
+        """Call a method of a plugin's part in this room, or else of its halves in the workers (a list, one each).
+
+        On the loop's thread, after the plans already sent; such a method must not block. Methods whose names begin
+        with an underscore are no part of what may be called. Raises `ConfigError` where there is no such method, and
+        what the method raises.
+        """
+        if method.startswith("_"):
+            raise ConfigError(f"method {method!r} of plugin {plugin!r} is not for calling from outside")
+        for part in self._parts.get(plugin, ()):
+            function = getattr(part, method, None)
+            if callable(function):
+                return function(*args)
+        return self.executor.call_plugin(plugin, method, *args)
 
     def metrics(self) -> Mapping[str, float]:
         """Gauges and counters of scheduler, executor and listeners, by Prometheus name."""

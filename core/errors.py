@@ -3,6 +3,7 @@
     HeadraceError
     ├── ConfigError (ValueError)      an option of the engine: wrong value, unknown name, a clash
     ├── RequestError (ValueError)     one request: its prompt or one of its parameters
+    ├── OverloadedError               one request: nothing is wrong with it, and there is no place for it now
     ├── CheckpointError               model files: missing, damaged, unknown, not matching
     ├── PluginError                   a plugin, by name
     │   ├── PluginLoadError           it was asked for and cannot be loaded
@@ -16,22 +17,30 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import ClassVar
 
 __all__ = [
     "CheckpointError",
     "ConfigError",
     "EngineError",
     "HeadraceError",
+    "OverloadedError",
     "PluginCallError",
     "PluginError",
     "PluginLoadError",
     "RequestError",
+    "error_of",
     "nearest",
 ]
 
 
 class HeadraceError(Exception):
-    """The root: catch this to catch everything Headrace raises on purpose."""
+    """The root: catch this to catch everything Headrace raises on purpose.
+
+    `kind` is what of it crosses processes beside its text, see `error_of`.
+    """
+
+    kind: ClassVar[str] = "engine"
 
 
 class ConfigError(HeadraceError, ValueError):
@@ -45,9 +54,17 @@ class ConfigError(HeadraceError, ValueError):
 class RequestError(HeadraceError, ValueError):
     """One request is wrong; nothing else is affected. `param` names the field, if there is one."""
 
+    kind = "request"
+
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class OverloadedError(HeadraceError):
+    """A request finds no place now; the same one may be served later."""
+
+    kind = "overloaded"
 
 
 class CheckpointError(HeadraceError):
@@ -69,9 +86,22 @@ class PluginLoadError(PluginError):
 class PluginCallError(PluginError):
     """A plugin raised while it was called; the cause is chained."""
 
+    kind = "plugin"
+
 
 class EngineError(HeadraceError):
     """The engine stopped and cannot go on; the cause is chained."""
+
+
+def error_of(kind: str, text: str) -> HeadraceError:
+    """Return what a request that failed elsewhere raises here: the error of that kind with its text."""
+    if kind == RequestError.kind:
+        return RequestError(text)
+    if kind == OverloadedError.kind:
+        return OverloadedError(text)
+    if kind == PluginCallError.kind:
+        return PluginCallError(text, plugin="")
+    return EngineError(text)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

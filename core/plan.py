@@ -118,6 +118,8 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     stop_reason: int | str | None = None
     error: str | None = None
     """Text for `finish_reason == "error"`."""
+    error_kind: str = ""
+    """`HeadraceError.kind` of that error: whose fault it was."""
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     scheduled_time: float | None = None

@@ -125,18 +125,17 @@ def model_definition(config: Mapping[str, Any], registry: Registry) -> ModelDefi
     )
 
 
-def build_tokenizer(checkpoint: Checkpoint, registry: Registry) -> Tokenizer | None:
-    """Build the checkpoint's tokenizer; None where it has none.
+def build_tokenizer(data: Mapping[str, Any] | None, registry: Registry) -> Tokenizer | None:
+    """Build a checkpoint's tokenizer from its `Checkpoint.tokenizer`; None where it has none.
 
     Raises `CheckpointError` if its kind is unknown, listing the known, or if it is damaged.
     """
-    data = checkpoint.tokenizer
     if data is None:
         return None
     kinds = registry.names("tokenizer")
     if data["kind"] not in kinds:
         raise CheckpointError(
-            f"{checkpoint.path}: its tokenizer is of the kind {data['kind']!r}{nearest(data['kind'], kinds)}; kinds "
+            f"{data.get('path', 'the checkpoint')}: its tokenizer is of the kind {data['kind']!r}{nearest(data['kind'], kinds)}; kinds "
             f"known: {', '.join(kinds) or 'none'}. A plugin can add one."
         )
     tokenizer: Tokenizer = registry.get("tokenizer", data["kind"]).factory(data)

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headrace.core.errors import EngineError
 
 if TYPE_CHECKING:
     from headrace.core.config import EngineConfig
+    from headrace.core.errors import HeadraceError
     from headrace.core.interfaces.checkpoint import Checkpoint
     from headrace.core.interfaces.kv_cache import KVCacheLayout, KVCacheManager
     from headrace.core.interfaces.scheduling import Constraint, EngineListener, SchedulingPolicy
     from headrace.core.interfaces.text import Tokenizer
     from headrace.core.plugin.registry import Registry
+    from headrace.core.request import FinishReason
 
 __all__ = [
     "CoreContext",
+    "EngineCalls",
     "ExecutorBuild",
     "FrontContext",
+    "HttpContext",
     "KVCacheBuild",
     "SchedulerBuild",
     "WorkerContext",
 ]
+
+
+def _not_running(*_: Any) -> Any:
+    raise EngineError("the engine's loop is not there yet: a factory was still running when it was asked")
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,32 @@ class FrontContext:
     """False: the model is an encoder, which has hidden states and no logits."""
     model_path: Path | None = None
     """The checkpoint, a file or a folder."""
+    shared: Mapping[str, Any] = field(default_factory=dict)
+    """What parts of the core half keep for all front ends (`CoreContext.share`); it changes while the engine runs."""
+
+
+class EngineCalls(Protocol):
+    """What an HTTP route may ask of the engine; all of it waits without blocking other clients."""
+
+    async def call(self, plugin: str, method: str, *args: Any) -> Any:
+        """See `EngineCore.call`."""
+        ...
+
+    async def metrics(self) -> Mapping[str, float]:
+        """Series by Prometheus name, without prefix."""
+        ...
+
+
+@dataclass(frozen=True)
+class HttpContext:
+    """HTTP server: for routes of plugins."""
+
+    app: Any
+    """The `fastapi.FastAPI` application; add routes to it. Paths below /v1 ask for the API key, /debug exists in
+    developer mode alone."""
+    engine: EngineCalls
+    config: EngineConfig
+    registry: Registry
 
 
 @dataclass(frozen=True)
@@ -51,6 +87,13 @@ class CoreContext:
     registry: Registry
     wake: Callable[[], None]
     """Thread-safe: the loop looks at parked requests again."""
+    finish: Callable[[Sequence[str], FinishReason, HeadraceError | None], None] = _not_running
+    """Thread-safe: the loop ends these requests before its next step; ids it does not know are passed over."""
+    snapshot: Callable[[], Mapping[str, Any]] = _not_running
+    """On the loop's thread: `EngineCore.snapshot`."""
+    share: Callable[[str, Any], None] = _not_running
+    """Thread-safe: keep a value by name for every front end there is or will be (`FrontContext.shared`); plain
+    values, the latest of a name counts."""
     causal: bool = True
     """False: a token sees those behind it as well, so a prompt runs whole in one step or not at all."""
 

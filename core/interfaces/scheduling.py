@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from headrace.core.errors import HeadraceError
     from headrace.core.plan import EngineOutput, StepPlan, StepResult
     from headrace.core.request import EngineRequest, FinishReason, Request
 
@@ -33,8 +34,13 @@ class Scheduler(Protocol):
         """Take in the result of `plan`; called in the order of `plan.step`."""
         ...
 
-    def finish(self, request_ids: Sequence[str], reason: FinishReason) -> list[EngineOutput]:
-        """End requests from outside, in whatever state; unknown and finished ids are passed over."""
+    def finish(
+        self, request_ids: Sequence[str], reason: FinishReason, error: HeadraceError | None = None
+    ) -> list[EngineOutput]:
+        """End requests from outside, in whatever state; unknown and finished ids are passed over.
+
+        error: what to say where the reason is `error`.
+        """
         ...
 
     def fail_plan(self, plan: StepPlan, error: str) -> list[EngineOutput]:
@@ -114,13 +120,14 @@ class Constraint:
     """Lowers the number of tokens a request gets in a step, or parks it. Override what you need.
 
     Slow work starts in `on_add`, says `Wait`, and calls the thread-safe `engine.wake()` when done. Any method
-    may raise `RequestError` to fail that request; any other exception fails it too, by plugin name.
+    may raise `RequestError` or `OverloadedError` to fail that request; any other exception fails it too, by plugin
+    name.
     """
 
     name = "constraint"
 
     def on_add(self, request: Request) -> None:
-        """A request arrived."""
+        """A request arrived. Where another constraint refuses it afterwards, `on_finish` is called."""
 
     def begin(self, plan: StepPlan) -> None:
         """A new step is planned: reset what is counted a step."""
@@ -163,5 +170,5 @@ class EngineListener:
         """A request ended; `finish_reason` says how."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Gauges and counters by Prometheus name, without prefix."""
+        """Series by Prometheus name, without prefix; see `headrace.core.metrics`."""
         return {}

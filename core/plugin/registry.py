@@ -37,10 +37,12 @@ if TYPE_CHECKING:
         CoreContext,
         ExecutorBuild,
         FrontContext,
+        HttpContext,
         KVCacheBuild,
         SchedulerBuild,
         WorkerContext,
     )
+    from headrace.core.metrics import Metric
 
 __all__ = ["KINDS", "Entry", "Kind", "NameClashError", "Registrar", "Registry", "Room"]
 
@@ -79,6 +81,8 @@ KINDS: Mapping[str, Kind] = {
         Kind("config_section", "front", "configuration section"),
         Kind("request_option", "front", "request option"),
         Kind("cli_command", "front", "command"),
+        Kind("http_route", "front", "HTTP route"),
+        Kind("metric", "front", "metric"),
     )
 }
 
@@ -299,6 +303,16 @@ class Registrar:
     def cli_command(self, name: str, factory: Callable[[], Any], *, override: bool = False) -> None:
         """Add a command to `headrace`: the factory returns a function or a `typer.Typer`."""
         self._add("cli_command", name, factory, override)
+
+    def http_route(
+        self, name: str, factory: Callable[[HttpContext], None], *, override: bool = False
+    ) -> None:
+        """Add routes to the HTTP server: the factory gets its application and what a handler needs."""
+        self._add("http_route", name, factory, override)
+
+    def metric(self, name: str, factory: Callable[[], Metric], *, override: bool = False) -> None:
+        """Describe a metric that a part's `metrics()` tells series of, for those who publish it."""
+        self._add("metric", name, factory, override)
 
     def stash_key(self, key: StashKey[Any]) -> None:
         """Declare a stash key the plugin uses on objects that may cross processes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.core.errors import PluginCallError, RequestError
+from headrace.core.errors import HeadraceError, PluginCallError
 from headrace.core.interfaces.scheduling import Constraint, Wait
 from headrace.core.plan import StepPlan
 from headrace.core.request import Request
@@ -13,7 +13,7 @@ __all__ = ["Constraints"]
 
 
 class Constraints:
-    """Calls each constraint in order. What one raises for a request comes out as `RequestError`,
+    """Calls each constraint in order. What one raises for a request comes out as it is,
     or as `PluginCallError` naming the constraint; either ends that request alone."""
 
     def __init__(self, constraints: Sequence[Constraint]) -> None:
@@ -29,12 +29,14 @@ class Constraints:
 
     def on_add(self, request: Request) -> None:
         """Tell all of a new request."""
-        for constraint in self._constraints:
+        for index, constraint in enumerate(self._constraints):
             try:
                 constraint.on_add(request)
-            except RequestError:
-                raise
             except Exception as error:
+                for told in self._constraints[:index]:
+                    told.on_finish(request)
+                if isinstance(error, HeadraceError):
+                    raise
                 raise _named(constraint, "on_add", error) from error
 
     def limit(self, request: Request, start: int, count: int) -> int | Wait:
@@ -42,7 +44,7 @@ class Constraints:
         for constraint in self._constraints:
             try:
                 answer = constraint.limit(request, start, count)
-            except RequestError:
+            except HeadraceError:
                 raise
             except Exception as error:
                 raise _named(constraint, "limit", error) from error

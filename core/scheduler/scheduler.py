@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.core.errors import PluginCallError, PluginError, RequestError
+from headrace.core.errors import EngineError, HeadraceError, PluginError, RequestError
 from headrace.core.interfaces.build import SchedulerBuild
 from headrace.core.interfaces.kv_cache import PrefixHit
 from headrace.core.interfaces.scheduling import EngineListener, Wait
@@ -67,12 +67,16 @@ class UnifiedScheduler:
         self._requests[request.request_id] = added
         self._listener.on_add(added)
 
-    def finish(self, request_ids: Sequence[str], reason: FinishReason) -> list[EngineOutput]:
+    def finish(
+        self, request_ids: Sequence[str], reason: FinishReason, error: HeadraceError | None = None
+    ) -> list[EngineOutput]:
         """End requests from outside, in whatever state."""
         found = [self._requests[name] for name in dict.fromkeys(request_ids) if name in self._requests]
-        return [self._end(request, reason) for request in found]
+        return [self._end(request, reason, error) for request in found]
 
-    def _end(self, request: Request, reason: FinishReason, error: str | None = None) -> EngineOutput:
+    def _end(
+        self, request: Request, reason: FinishReason, error: HeadraceError | None = None
+    ) -> EngineOutput:
         if request.state is RequestState.RUNNING:
             self._running.remove(request)
         elif request.state is RequestState.PARKED:
@@ -89,7 +93,8 @@ class UnifiedScheduler:
             request_id=request.request_id,
             finish_reason=reason,
             stop_reason=request.stop_reason,
-            error=error,
+            error=None if error is None else str(error),
+            error_kind="" if error is None else error.kind,
             num_cached_tokens=request.num_cached,
             num_preemptions=request.num_preemptions,
         )
@@ -154,8 +159,8 @@ class UnifiedScheduler:
             return count
         try:
             answer = self._constraints.limit(request, start, count)
-        except (RequestError, PluginCallError) as error:
-            self._failed.append(self._end(request, "error", str(error)))
+        except HeadraceError as error:
+            self._failed.append(self._end(request, "error", error))
             return 0
         if isinstance(answer, Wait):
             self._park(request, answer.reason)
@@ -405,13 +410,13 @@ class UnifiedScheduler:
         self._kv.advance_fence(plan.step)
         entries: list[NewRequest | Continued] = [*plan.new, *plan.continued]
         found = [self._requests[e.request_id] for e in entries if e.request_id in self._requests]
-        return [self._end(request, "error", error) for request in found]
+        return [self._end(request, "error", EngineError(error)) for request in found]
 
     def _take_in(
         self, request: Request, entry: NewRequest | Continued, outcome: RequestResult, step: int
     ) -> EngineOutput | None:
         if outcome.error is not None:
-            return self._end(request, "error", outcome.error)
+            return self._end(request, "error", EngineError(outcome.error))
         current = step >= request.valid_from_step
         if current:
             self._take_progress(request, entry, outcome)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.core.plugin.hookspecs import API_VERSION, hookimpl
 
 if TYPE_CHECKING:
+    from headrace.async_llm import AsyncLLM
     from headrace.core.config import EngineConfig
     from headrace.core.sampling_params import SamplingParams
     from headrace.embedding import EmbeddingOutput
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "API_VERSION",
     "LLM",
+    "AsyncLLM",
     "CompletionOutput",
     "EmbeddingOutput",
     "EngineConfig",
@@ -34,6 +36,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncLLM": "headrace.async_llm",
     "LLM": "headrace.llm",
     "SamplingParams": "headrace.core.sampling_params",
     "EngineConfig": "headrace.core.config",

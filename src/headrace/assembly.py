@@ -4,57 +4,67 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from headrace.configuration import Started
 from headrace.core.config import EngineConfig
-from headrace.core.engine import EngineCore
+from headrace.core.engine import EngineCore, Wake
 from headrace.core.errors import ConfigError
-from headrace.core.interfaces import Checkpoint, Executor, InputProcessor, Tokenizer
-from headrace.core.interfaces.build import (
-    CoreContext,
-    ExecutorBuild,
-    FrontContext,
-    KVCacheBuild,
-    SchedulerBuild,
-)
+from headrace.core.interfaces import Executor
+from headrace.core.interfaces.build import CoreContext, ExecutorBuild, KVCacheBuild, SchedulerBuild
 from headrace.core.interfaces.checkpoint import Progress
 from headrace.core.kv.sizing import PoolRequest, PoolSize, size_pool
 from headrace.core.listeners import Listeners
 from headrace.core.plugin.registry import Registry
 from headrace.executors.process import available_memory
 from headrace.executors.selection import resolve_dtype
-from headrace.generation_defaults import GenerationDefaults
+from headrace.front_half import FrontHalf, ModelFacts, build_front, generation_defaults
 from headrace.models.bridge.choose import definition_for
-from headrace.models.opening import build_tokenizer, open_checkpoint, reading_configuration, resolve_model
+from headrace.models.opening import open_checkpoint, reading_configuration, resolve_model
 from headrace.report import StartupReport
 
-__all__ = ["Engine", "build_engine"]
+__all__ = ["CoreHalf", "Engine", "build_core", "build_engine"]
+
+
+@dataclass(frozen=True)
+class CoreHalf:
+    """A loaded model with the loop that runs it, and what others have to know of it."""
+
+    core: EngineCore
+    facts: ModelFacts
+    report: StartupReport
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A started engine with its front half, in one process."""
+    """A started engine: both halves, in one process."""
 
-    config: EngineConfig
-    registry: Registry
     core: EngineCore
-    tokenizer: Tokenizer | None
-    input_processors: tuple[InputProcessor, ...]
-    chat_template: str | None
-    eos_token_ids: tuple[int, ...]
-    vocab_size: int
-    max_model_len: int
-    causal: bool
-    """False: the model is an encoder."""
-    defaults: GenerationDefaults
-    """The model's own sampling defaults."""
+    front: FrontHalf
     report: StartupReport
 
 
 def build_engine(started: Started, progress: Progress | None = None) -> Engine:
+    """Build both halves. Raises as `build_core` and `build_front` do."""
+    shared: dict[str, Any] = {}
+    half = build_core(started, progress, share=shared.__setitem__)
+    front = build_front(started.config, started.plugins.registry, half.facts, shared)
+    return Engine(core=half.core, front=front, report=half.report)
+
+
+def build_core(
+    started: Started,
+    progress: Progress | None = None,
+    *,
+    wake: Wake | None = None,
+    share: Callable[[str, Any], None],
+) -> CoreHalf:
     """Find, open, check and load the model, then size the pool and build the loop around it.
 
+    wake: what the loop sleeps on; None: an event.
+    share: see `CoreContext.share`.
     Raises `ConfigError`, `CheckpointError` or `PluginError` before anything is computed.
     """
     begun = time.perf_counter()
@@ -65,7 +75,6 @@ def build_engine(started: Started, progress: Progress | None = None) -> Engine:
         definition, chosen = definition_for(checkpoint.config, registry, config.model_impl)
         longest = definition.max_model_len(checkpoint.config)
     model_len = _model_len(config, longest)
-    tokenizer = build_tokenizer(checkpoint, registry)
     build = ExecutorBuild(
         config=config,
         registry=registry,
@@ -83,54 +92,38 @@ def build_engine(started: Started, progress: Progress | None = None) -> Engine:
         notes += shorter
     size = _size(config, executor, model_len)
     executor.allocate_kv(size.num_blocks)
-    core = _core(config, registry, executor, size, causal=causal)
-    vocab_size = int(checkpoint.config["vocab_size"])
-    context = FrontContext(
-        config=config,
-        registry=registry,
-        tokenizer=tokenizer,
-        vocab_size=vocab_size,
-        max_model_len=size.max_model_len,
+    facts = ModelFacts(
+        path=str(path),
+        tokenizer=None if checkpoint.tokenizer is None else dict(checkpoint.tokenizer),
         chat_template=checkpoint.chat_template,
-        eos_token_ids=_eos_ids(checkpoint, tokenizer),
-        causal=causal,
-        model_path=path,
-    )
-    defaults = GenerationDefaults(checkpoint.generation_config if config.generation_config == "auto" else {})
-    processors = tuple(entry.factory(context) for entry in registry.entries("input_processor"))
-    report = StartupReport(
-        model=config.model,
-        path=path,
-        config=config,
-        executor=dict(executor.report()),
-        layout=executor.kv_layout,
-        num_blocks=size.num_blocks,
+        generation_config=dict(checkpoint.generation_config),
+        vocab_size=int(checkpoint.config["vocab_size"]),
         max_model_len=size.max_model_len,
-        plugins=[info.name for info in started.plugins.infos if info.state == "loaded"],
-        notes=[
-            *started.notes,
-            *notes,
-            *size.notes,
-            *_text_notes(checkpoint, tokenizer, causal=causal),
-            *defaults.notes(),
-        ],
-        seconds=time.perf_counter() - begun,
+        causal=causal,
+        fingerprint=str(executor.report().get("fingerprint", "")),
     )
     checkpoint.close()
-    return Engine(
-        config=config,
-        registry=registry,
-        core=core,
-        tokenizer=tokenizer,
-        input_processors=processors,
-        chat_template=checkpoint.chat_template,
-        eos_token_ids=context.eos_token_ids,
-        vocab_size=vocab_size,
+    core = _core(config, registry, executor, size, causal=causal, wake=wake or threading.Event(), share=share)
+    defaults = generation_defaults(config, facts.generation_config)
+    report = StartupReport(
+        model=config.model,
+        path=facts.path,
+        executor=dict(executor.report()),
+        num_blocks=size.num_blocks,
+        block_size=executor.kv_layout.block_size,
+        page_bytes=executor.kv_layout.page_bytes,
+        windows=[group.window for group in executor.kv_layout.groups],
         max_model_len=size.max_model_len,
-        causal=causal,
-        defaults=defaults,
-        report=report,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        policy=config.scheduler.policy,
+        prefix_caching=config.cache.prefix_caching and causal,
+        executor_name=config.parallel.executor,
+        plugins=[info.name for info in started.plugins.infos if info.state == "loaded"],
+        notes=[*started.notes, *notes, *size.notes, *_text_notes(facts), *defaults.notes()],
+        seconds=time.perf_counter() - begun,
     )
+    return CoreHalf(core, facts, report)
 
 
 def _model_len(config: EngineConfig, limit: int) -> int:
@@ -183,12 +176,36 @@ def _size(config: EngineConfig, executor: Executor, model_len: int) -> PoolSize:
 
 
 def _core(
-    config: EngineConfig, registry: Registry, executor: Executor, size: PoolSize, *, causal: bool
+    config: EngineConfig,
+    registry: Registry,
+    executor: Executor,
+    size: PoolSize,
+    *,
+    causal: bool,
+    wake: Wake,
+    share: Callable[[str, Any], None],
 ) -> EngineCore:
     """Build the scheduler with everything it asks, and the loop."""
-    wake = threading.Event()
-    context = CoreContext(config=config, registry=registry, wake=wake.set, causal=causal)
-    listeners = Listeners([entry.factory(context) for entry in registry.entries("engine_listener")])
+    loop: list[EngineCore] = []  # parts are made before it, and ask for it when it runs
+    context = CoreContext(
+        config=config,
+        registry=registry,
+        wake=wake.set,
+        causal=causal,
+        finish=lambda ids, reason, error: loop[0].finish(ids, reason, error),
+        snapshot=lambda: loop[0].snapshot(),
+        share=share,
+    )
+    parts: dict[str, list[object]] = {}
+
+    def build_all(kind: str) -> list[Any]:
+        built = []
+        for entry in registry.entries(kind):
+            built.append(entry.factory(context))
+            parts.setdefault(entry.plugin, []).append(built[-1])
+        return built
+
+    listeners = Listeners(build_all("engine_listener"))
     kv = registry.get("kv_cache_manager", config.cache.manager, option="kv_cache_manager").factory(
         KVCacheBuild(
             layout=executor.kv_layout,
@@ -209,25 +226,19 @@ def _core(
             long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
             lookahead=executor.lookahead,
             runs_ahead=executor.runs_ahead,
-            constraints=[entry.factory(context) for entry in registry.entries("constraint")],
+            constraints=build_all("constraint"),
             listener=listeners,
         )
     )
-    return EngineCore(scheduler, executor, listeners, wake)
+    loop.append(EngineCore(scheduler, executor, listeners, wake, parts))
+    return loop[0]
 
 
-def _eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """Return the ids that end an answer, the tokenizer's first."""
-    stated = checkpoint.generation_config.get("eos_token_id") or []
-    more = [stated] if isinstance(stated, int) else list(stated)
-    return tuple(dict.fromkeys([*(tokenizer.eos_token_ids if tokenizer else ()), *more]))
-
-
-def _text_notes(checkpoint: Checkpoint, tokenizer: Tokenizer | None, *, causal: bool) -> list[str]:
-    if tokenizer is None:
+def _text_notes(facts: ModelFacts) -> list[str]:
+    if facts.tokenizer is None:
         return ["this model has no tokenizer: prompts and answers are token ids"]
-    if not causal:
+    if not facts.causal:
         return ["this model is an encoder: embed works; generate, chat and prefix caching do not"]
-    if checkpoint.chat_template is None:
+    if facts.chat_template is None:
         return ["this model has no chat template: chat is not available unless one is given; generate works"]
     return []

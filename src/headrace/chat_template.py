@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -25,7 +25,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from headrace.chat_messages import plain_messages, plain_value
 from headrace.core.errors import ConfigError, RequestError, nearest
 
-__all__ = ["ChatTemplate", "Source"]
+if TYPE_CHECKING:
+    from headrace.front_half import FrontHalf
+
+__all__ = ["ChatTemplate", "Source", "make_chat_template"]
 
 Source = str | Mapping[str, str] | Sequence[Mapping[str, str]]
 """One template; or several by name, as a mapping or as the list of `{"name": …, "template": …}` that
@@ -268,3 +271,15 @@ def _cut_at_mark(text: str, mark: str) -> str:
         )
     stripped = not text.startswith(mark + " ", place)
     return text[:place].rstrip() if stripped else text[:place]
+
+
+def make_chat_template(front: FrontHalf, given: Source | None = None) -> ChatTemplate:
+    """Return a model's chat template, or the one given in its place. Raises `ConfigError` if it does not compile."""
+    tokenizer = front.tokenizer
+    eos = tokenizer.eos_token_ids[:1] if tokenizer else ()
+    bos = tokenizer.bos_token_id if tokenizer else None
+    return ChatTemplate(
+        given if given is not None else front.facts.chat_template,
+        bos_token=None if tokenizer is None or bos is None else tokenizer.token_bytes(bos).decode(),
+        eos_token=None if tokenizer is None or not eos else tokenizer.token_bytes(eos[0]).decode(),
+    )

@@ -8,13 +8,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.assembly import Engine
 from headrace.configuration import request_options
 from headrace.core.errors import HeadraceError, PluginCallError, RequestError
 from headrace.core.interfaces import InputProcessor, ProcessedInput
 from headrace.core.request import EngineRequest
 from headrace.core.sampling_params import SamplingParams
 from headrace.core.stash import Stash
+from headrace.front_half import FrontHalf
 from headrace.output.completion import FrontRequest
 
 __all__ = ["FrontEnd", "Prepared"]
@@ -30,11 +30,15 @@ class Prepared:
 
 
 class FrontEnd:
-    """Prepares requests for one engine. Thread-safe as far as its input processors are."""
+    """Prepares requests for one engine. Thread-safe as far as its input processors are.
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._eos = list(engine.eos_token_ids)
+    prefix: begins the names of requests that bring none; fronts of one engine must differ in it.
+    """
+
+    def __init__(self, half: FrontHalf, *, prefix: str = "request") -> None:
+        self._half = half
+        self._prefix = prefix
+        self._eos = list(half.eos_token_ids)
         self._ids = itertools.count()
 
     def prepare(
@@ -47,21 +51,21 @@ class FrontEnd:
         priority: int = 0,
     ) -> Prepared:
         """Check and tokenize. Raises `RequestError`; nothing was sent then."""
-        params = self._engine.defaults.apply(params)
+        params = self._half.defaults.apply(params)
         self._check_params(params)
-        if priority and self._engine.config.scheduler.policy == "fcfs":
+        if priority and self._half.config.scheduler.policy == "fcfs":
             raise RequestError(
                 f"priority {priority} has no effect under the policy 'fcfs'; start with "
                 "scheduling_policy='priority'",
                 param="priority",
             )
         item = ProcessedInput(prompt=prompt, params=params, stash=Stash(), is_chat=is_chat)
-        for processor in self._engine.input_processors:
+        for processor in self._half.input_processors:
             _process(processor, item)
         ids = item.token_ids
         if not ids:
             raise RequestError("no input processor turned the prompt into tokens", param="prompt")
-        limit = self._engine.max_model_len
+        limit = self._half.max_model_len
         answer = 0 if item.params.max_tokens == 0 else 1
         if len(ids) + answer > limit:
             beside = " beside one answer token" if answer else ""
@@ -70,7 +74,7 @@ class FrontEnd:
                 f"{beside}; shorten it, or start with a larger max_model_len",
                 param="prompt",
             )
-        name = request_id if request_id is not None else f"request-{next(self._ids)}"
+        name = request_id if request_id is not None else f"{self._prefix}-{next(self._ids)}"
         front = FrontRequest(
             request_id=name,
             params=item.params,
@@ -101,8 +105,8 @@ class FrontEnd:
         ]
 
     def _check_params(self, params: SamplingParams) -> None:
-        request_options(self._engine.registry, params)
-        most, vocab = self._engine.config.max_logprobs, self._engine.vocab_size
+        request_options(self._half.registry, params)
+        most, vocab = self._half.config.max_logprobs, self._half.vocab_size
         for field in ("logprobs", "prompt_logprobs"):
             asked = getattr(params, field)
             count = vocab if asked == -1 else asked

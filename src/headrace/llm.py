@@ -1,9 +1,10 @@
-"""`LLM`: an engine in your own process, for scripts and notebooks."""
+"""`LLM`: an engine for scripts and notebooks, in your own process or in one of its own."""
 
 from __future__ import annotations
 
 import sys
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -11,13 +12,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from headrace.assembly import Engine, build_engine
-from headrace.chat_template import ChatTemplate, Source
-from headrace.client import InProcessClient
+from headrace.chat_template import Source, make_chat_template
+from headrace.client import EngineClient
 from headrace.configuration import Started, start_configuration
 from headrace.core.errors import EngineError, RequestError
 from headrace.core.sampling_params import SamplingParams
 from headrace.embedding import EmbeddingOutput, embedding_outputs, embedding_params
+from headrace.front_half import FrontHalf
 from headrace.frontend import FrontEnd, Prepared
 from headrace.outputs import CompletionDelta, RequestOutput
 from headrace.progress import download_progress
@@ -65,25 +66,29 @@ class LLM:
         return llm
 
     def _start(self, started: Started, chat_template: Source | None) -> None:
-        with download_progress() as progress:
-            self._engine: Engine | None = build_engine(started, progress)
-        self._front = FrontEnd(self._engine)
-        self._client = InProcessClient(self._engine)
-        self._template = _chat_template(self._engine, chat_template)
+        self._client: EngineClient | None = _start_client(started)
+        self._finalizer = weakref.finalize(self, self._client.shutdown)
+        self._front = FrontEnd(self._client.front)
+        self._template = make_chat_template(self._client.front, chat_template)
         if started.config.show_report:
-            sys.stderr.write(f"{self._engine.report}\n")
+            sys.stderr.write(f"{self._client.report}\n")
 
     @property
-    def engine(self) -> Engine:
-        """The parts. Raises `EngineError` after `shutdown`."""
-        if self._engine is None:
+    def client(self) -> EngineClient:
+        """The engine. Raises `EngineError` after `shutdown`."""
+        if self._client is None:
             raise EngineError("this LLM was shut down")
-        return self._engine
+        return self._client
+
+    @property
+    def front(self) -> FrontHalf:
+        """Tokenizer, limits and what else requests are made with."""
+        return self.client.front
 
     @property
     def report(self) -> StartupReport:
         """What was started: model, memory, backend, options."""
-        return self.engine.report
+        return self.client.report
 
     # Answers -----------------------------------------------------------------------------------------
 
@@ -152,7 +157,7 @@ class LLM:
         return self._stream(text, sampling_params or SamplingParams(max_tokens=None), is_chat=True)
 
     def _stream(self, prompt: Any, params: SamplingParams, *, is_chat: bool) -> Iterator[CompletionDelta]:
-        client = self._open()
+        client = self.client
         request = self._front.prepare(prompt, params, is_chat=is_chat)
         client.submit(request)
         try:
@@ -171,7 +176,7 @@ class LLM:
         *,
         is_chat: bool,
     ) -> list[RequestOutput]:
-        client = self._open()
+        client = self.client
         params = _one_each(sampling_params, len(prompts), "sampling_params") or [SamplingParams()] * len(
             prompts
         )
@@ -188,30 +193,26 @@ class LLM:
                 raise RequestError(f"prompt {index} of {len(prompts)}: {error}", param=error.param) from error
         return _drive(client, prepared, use_tqdm)
 
-    def _open(self) -> InProcessClient:
-        _ = self.engine
-        return self._client
-
     # The rest ----------------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
         """Gauges and counters by Prometheus name, without prefix."""
-        return dict(self.engine.core.metrics())
+        return self.client.metrics()
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached block; False, and nothing changed, while requests hold blocks."""
-        return self.engine.core.scheduler.reset_prefix_cache()
+        return self.client.reset_prefix_cache()
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, as `generate` would."""
-        params = SamplingParams(max_tokens=1) if self.engine.causal else embedding_params()
+        params = SamplingParams(max_tokens=1) if self.front.causal else embedding_params()
         return self._front.prepare(text, params).front.prompt_token_ids
 
     def shutdown(self) -> None:
         """Free model and memory; may be called twice."""
-        if self._engine is not None:
-            self._engine.core.shutdown()
-            self._engine = None
+        if self._client is not None:
+            self._finalizer()
+            self._client = None
 
     def __enter__(self) -> LLM:
         return self
@@ -222,7 +223,7 @@ class LLM:
         self.shutdown()
 
 
-def _drive(client: InProcessClient, prepared: list[Prepared], use_tqdm: bool) -> list[RequestOutput]:
+def _drive(client: EngineClient, prepared: list[Prepared], use_tqdm: bool) -> list[RequestOutput]:
     """Run requests to their ends, in the order given; Ctrl-C ends them all and leaves the engine usable."""
     names = [request.front.request_id for request in prepared]
     outputs: dict[str, RequestOutput] = {}
@@ -285,12 +286,13 @@ def _one_each(value: Any, count: int, name: str) -> list[Any] | None:
     return [value] * count
 
 
-def _chat_template(engine: Engine, given: Source | None) -> ChatTemplate:
-    tokenizer = engine.tokenizer
-    eos = tokenizer.eos_token_ids[:1] if tokenizer else ()
-    bos = tokenizer.bos_token_id if tokenizer else None
-    return ChatTemplate(
-        given if given is not None else engine.chat_template,
-        bos_token=None if tokenizer is None or bos is None else tokenizer.token_bytes(bos).decode(),
-        eos_token=None if tokenizer is None or not eos else tokenizer.token_bytes(eos[0]).decode(),
-    )
+def _start_client(started: Started) -> EngineClient:
+    # Imported where it is wanted: with an engine in this process comes torch.
+    if started.config.parallel.engine_process:
+        from headrace.process.client import ProcessClient
+
+        return ProcessClient(started)
+    from headrace.inprocess import InProcessClient
+
+    with download_progress() as progress:
+        return InProcessClient(started, progress)

@@ -89,6 +89,8 @@ class CompletionOutput:
     """Sum over the tokens kept; None where logprobs were not asked for."""
     error: str | None = None
     """What went wrong, where `finish_reason` is `"error"`."""
+    error_kind: str = ""
+    """`HeadraceError.kind` of it."""
     stash: Stash = field(default_factory=Stash, repr=False)
     """What plugins said of it, the latest word of each."""
 
@@ -134,6 +136,7 @@ class CompletionDelta:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    error_kind: str = ""
 
     @property
     def is_empty(self) -> bool:

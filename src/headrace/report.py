@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from headrace.core.config import EngineConfig
-from headrace.core.interfaces import KVCacheLayout
+import msgspec
 
 __all__ = ["StartupReport"]
 
 
-@dataclass(frozen=True)
-class StartupReport:
-    """Facts of a started engine; `lines` spells them out."""
+class StartupReport(msgspec.Struct, kw_only=True, frozen=True):
+    """Facts of a started engine, in plain values; `lines` spells them out."""
 
     model: str
-    path: Path
-    config: EngineConfig
+    path: str
     executor: dict[str, Any]
     """What the executor says of model, types, backend and threads."""
-    layout: KVCacheLayout
     num_blocks: int
+    block_size: int
+    page_bytes: int
+    """Bytes of a KV block of one group."""
+    windows: list[int | None]
+    """A KV group: how many tokens its layers look back; None: all."""
     max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    policy: str
+    prefix_caching: bool
+    executor_name: str
     plugins: list[str]
     notes: list[str]
     seconds: float
@@ -31,19 +35,18 @@ class StartupReport:
     @property
     def kv_bytes(self) -> int:
         """Memory of the KV cache; touched only where it is used."""
-        return self.num_blocks * self.layout.page_bytes
+        return self.num_blocks * self.page_bytes
 
     @property
     def concurrency(self) -> float:
         """How many requests of full length the pool holds at once."""
-        tokens = self.num_blocks * self.layout.block_size / len(self.layout.groups)
+        tokens = self.num_blocks * self.block_size / len(self.windows)
         return tokens / self.max_model_len
 
     def lines(self) -> list[str]:
         """The report, a line a topic."""
-        facts, scheduler = self.executor, self.config.scheduler
+        facts = self.executor
         refused = [f"{name} not taken: {', '.join(why)}" for name, why in facts["attention_refused"].items()]
-        caching = self.config.cache.prefix_caching and facts.get("causal", True)
         promise = (
             "batch-invariant: yes (the same tokens whatever else runs)"
             if facts["row_invariant"]
@@ -54,15 +57,15 @@ class StartupReport:
             f"weights      {facts['weights_bytes'] / 2**20:.0f} MiB as {facts['dtype']} on {facts['device']}",
             f"threads      {facts['threads']}: {facts['threads_why']}",
             f"KV cache     {self.kv_bytes / 2**20:.0f} MiB, {self.num_blocks} blocks of "
-            f"{self.layout.block_size} tokens; {self.concurrency:.1f} requests of {self.max_model_len} tokens at "
+            f"{self.block_size} tokens; {self.concurrency:.1f} requests of {self.max_model_len} tokens at "
             "once (kv_cache_memory)",
-            f"scheduler    {scheduler.policy}, at most {scheduler.max_num_seqs} requests (max_num_seqs) and "
-            f"{scheduler.max_num_batched_tokens} tokens a step (max_num_batched_tokens)",
-            f"caching      prefix caching {'on' if caching else 'off'}",
+            f"scheduler    {self.policy}, at most {self.max_num_seqs} requests (max_num_seqs) and "
+            f"{self.max_num_batched_tokens} tokens a step (max_num_batched_tokens)",
+            f"caching      prefix caching {'on' if self.prefix_caching else 'off'}",
             f"attention    {'; '.join([facts['attention_backend'], *refused])}",
             f"ops          {', '.join(facts['op_sets'])}; {promise}",
             f"graph        {facts['graph']}",
-            f"parallel     {self.config.parallel.executor}, {facts['workers']} worker",
+            f"parallel     {self.executor_name}, {facts['workers']} worker",
             f"numerics     {facts['fingerprint']}",
             f"plugins      {', '.join(self.plugins)}",
             *(f"note         {note}" for note in self.notes),

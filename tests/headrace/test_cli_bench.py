@@ -143,7 +143,7 @@ def test_a_failed_request_is_no_figure() -> None:
         def reset_prefix_cache(self) -> bool:
             return True
 
-        engine = type("Engine", (), {"max_model_len": 64})
+        front = type("Front", (), {"max_model_len": 64})
 
     broken: Any = Broken()
     with pytest.raises(

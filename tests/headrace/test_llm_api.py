@@ -229,14 +229,14 @@ def test_a_shut_down_llm_says_so() -> None:
 
 def test_a_short_step_lowers_the_default_number_of_requests() -> None:
     llm = LLM("smollm2", max_num_batched_tokens=32, max_model_len=64, show_report=False)
-    assert llm.engine.config.scheduler.max_num_seqs == 32
+    assert llm.front.config.scheduler.max_num_seqs == 32
     assert any("max_num_seqs" in note for note in llm.report.notes)
 
 
 def test_a_small_pool_lowers_the_default_length_and_serves_what_fits() -> None:
     """Source: vllm-project/vllm#35541."""
     llm = LLM("smollm2", num_kv_blocks=50, show_report=False)
-    assert llm.engine.max_model_len == 800
+    assert llm.front.max_model_len == 800
     assert any("max_model_len lowered to 800" in note for note in llm.report.notes)
     params = SamplingParams(temperature=0, max_tokens=10)
     llm.generate([[i] * 5 for i in range(10)], params, use_tqdm=False)

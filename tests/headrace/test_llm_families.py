@@ -138,7 +138,7 @@ def test_logits_and_tokens_are_transformers(
             best = right.topk(2)
             assert token == int(best.indices[0]) or float(best.values[0] - best.values[1]) < TIE
             tokens.append(token)
-    windowed = [group.window for group in llm.report.layout.groups if group.window]
+    windowed = [window for window in llm.report.windows if window]
     assert bool(windowed) == family.endswith("window")
     warm = llm.generate(PROMPTS, params, use_tqdm=False)
     assert warm[3].num_cached_tokens == 69 // block_size * block_size

@@ -143,7 +143,7 @@ def test_every_position_is_transformers(case: str, budget: int, block_size: int,
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     steps = llm.metrics()["num_steps"]
     assert steps <= 17 if budget == 512 else steps > 16 + 70 // 7 - 1
-    windows = [group.window for group in llm.report.layout.groups]
+    windows = llm.report.windows
     assert None in windows
     assert 12 in windows
     compared = 0

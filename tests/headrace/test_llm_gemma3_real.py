@@ -72,7 +72,7 @@ def check(oracle: Any, prompts: Any, answers: Sequence[Sequence[int]], expected:
 def test_cold_and_warm_prompts_of_three_windows(
     llm: LLM, gemma3_oracle: Any, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
-    windows = [group.window for group in llm.report.layout.groups]
+    windows = llm.report.windows
     assert windows == [None] + [WINDOW] * 5
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
     check(gemma3_oracle, prompts, [o.outputs[0].token_ids for o in outputs], expected)

@@ -17,6 +17,7 @@ import pytest
 
 from headrace import LLM, SamplingParams, hookimpl
 from headrace.core.interfaces import LogitsRow
+from headrace.inprocess import InProcessClient
 
 pytestmark = pytest.mark.weights
 
@@ -152,10 +153,12 @@ def test_ctrl_c_during_load_ends_cleanly() -> None:
 
 def test_ctrl_c_during_generate_leaves_the_engine_usable() -> None:
     llm = make()
+    client = llm.client
+    assert isinstance(client, InProcessClient)
 
     class Interrupt:
         def __init__(self) -> None:
-            self.step = llm.engine.core.step
+            self.step = client.engine.core.step
             self.calls = 0
 
         def __call__(self) -> Any:
@@ -165,10 +168,10 @@ def test_ctrl_c_during_generate_leaves_the_engine_usable() -> None:
             return self.step()
 
     interrupt = Interrupt()
-    llm.engine.core.step = interrupt  # type: ignore[method-assign]
+    client.engine.core.step = interrupt  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["a", "b"], SamplingParams(max_tokens=100, ignore_eos=True), use_tqdm=False)
-    llm.engine.core.step = interrupt.step  # type: ignore[method-assign]
+    client.engine.core.step = interrupt.step  # type: ignore[method-assign]
     metrics = llm.metrics()
     assert metrics["num_requests_running"] == 0
     assert metrics["kv_blocks_free"] == metrics["kv_blocks_total"]

@@ -161,7 +161,7 @@ def test_bias_forces_and_bans_also_when_greedy(llm: LLM) -> None:
 
 
 def test_min_tokens_holds_off_the_end(llm: LLM) -> None:
-    end = llm.engine.eos_token_ids[0]
+    end = llm.front.eos_token_ids[0]
     forced = {"temperature": 0, "max_tokens": 10, "logit_bias": {end: 100}}
     assert drawn(llm, "Hi", **forced) == [end]
     held = run(llm, "Hi", min_tokens=5, **forced).outputs[0]
@@ -178,7 +178,7 @@ def test_min_tokens_holds_off_the_end(llm: LLM) -> None:
 def pieces(llm: LLM, prompt: str, count: int) -> tuple[str, list[str]]:
     """The answer without a stop, and each token's share of its text."""
     output = run(llm, prompt, temperature=0, max_tokens=count, ignore_eos=True).outputs[0]
-    tokenizer = llm.engine.tokenizer
+    tokenizer = llm.front.tokenizer
     assert tokenizer is not None
     shares = [tokenizer.token_bytes(token).decode() for token in output.token_ids]
     assert "".join(shares) == output.text
@@ -275,7 +275,7 @@ def test_characters_of_several_tokens_come_whole() -> None:
     text = "źdźbło 🙂 漢字 ďábel"
     llm = make(plugins=[Script()])
     script = llm.encode(text)
-    tokenizer = llm.engine.tokenizer
+    tokenizer = llm.front.tokenizer
     assert tokenizer is not None
     replaced = "\N{REPLACEMENT CHARACTER}"
     assert any(replaced in tokenizer.token_bytes(token).decode(errors="replace") for token in script)

@@ -29,7 +29,7 @@ def test_a_closed_file_is_let_go_of(
     path = tiny_gguf(tmp_path / "closing.gguf", keys)
     checkpoint = open_checkpoint(path, models_registry)
     unread = open_checkpoint(path, models_registry)
-    tokenizer = build_tokenizer(checkpoint, models_registry)
+    tokenizer = build_tokenizer(checkpoint.tokenizer, models_registry)
     weights = CheckpointWeights(checkpoint, torch.bfloat16)
     norm = weights.take("model.norm.weight", (64,))
     expected = norm.clone()

@@ -23,7 +23,7 @@ def data(gemma3_path: Path, models_registry: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def tokenizer(data: Any, models_registry: Any) -> Tokenizer:
-    tokenizer = build_tokenizer(data, models_registry)
+    tokenizer = build_tokenizer(data.tokenizer, models_registry)
     assert tokenizer is not None
     return tokenizer
 
@@ -64,7 +64,7 @@ def test_it_is_built_quickly(data: Any, models_registry: Any) -> None:
     times = []
     for _ in range(2):
         start = time.process_time()
-        build_tokenizer(data, models_registry)
+        build_tokenizer(data.tokenizer, models_registry)
         times.append(time.process_time() - start)
     assert min(times) < 1, times
 

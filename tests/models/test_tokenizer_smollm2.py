@@ -25,7 +25,7 @@ def data(smollm2_path: Path, models_registry: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def tokenizer(data: Any, models_registry: Any) -> Tokenizer:
-    tokenizer = build_tokenizer(data, models_registry)
+    tokenizer = build_tokenizer(data.tokenizer, models_registry)
     assert tokenizer is not None
     return tokenizer
 
@@ -118,6 +118,6 @@ def test_it_is_built_quickly(data: Any, models_registry: Any) -> None:
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        build_tokenizer(data, models_registry)
+        build_tokenizer(data.tokenizer, models_registry)
         times.append(time.perf_counter() - start)
     assert min(times) < 0.4, times

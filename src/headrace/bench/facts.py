@@ -61,14 +61,13 @@ def _processor() -> str:
 
 def engine_facts(report: StartupReport) -> dict[str, Any]:
     """Return what was started, in plain values: model, types, backend, limits."""
-    config = report.config
     return {
         **{name: report.executor.get(name) for name in ENGINE_FACTS},
         "max_model_len": report.max_model_len,
-        "max_num_seqs": config.scheduler.max_num_seqs,
-        "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
-        "prefix_caching": config.cache.prefix_caching,
-        "block_size": report.layout.block_size,
+        "max_num_seqs": report.max_num_seqs,
+        "max_num_batched_tokens": report.max_num_batched_tokens,
+        "prefix_caching": report.prefix_caching,
+        "block_size": report.block_size,
         "num_kv_blocks": report.num_blocks,
         "kv_cache_bytes": report.kv_bytes,
         "plugins": report.plugins,

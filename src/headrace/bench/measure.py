@@ -27,9 +27,9 @@ Tick = Callable[[], None]
 
 def vocabulary(llm: LLM) -> Vocabulary:
     """Return the ids of the model that stand for text, and its tokenizer."""
-    tokenizer = llm.engine.tokenizer
+    tokenizer = llm.front.tokenizer
     special = tokenizer.special_ids if tokenizer else frozenset()
-    return Vocabulary([i for i in range(llm.engine.vocab_size) if i not in special], llm.encode)
+    return Vocabulary([i for i in range(llm.front.vocab_size) if i not in special], llm.encode)
 
 
 def check_lengths(requests: Sequence[BenchRequest], max_model_len: int) -> None:
@@ -58,7 +58,7 @@ def throughput(
     num_warmups: so many of the requests run before, untimed; the prefix cache is emptied between.
     Raises `ConfigError` for requests that are too long, and `EngineError` where one failed.
     """
-    check_lengths(requests, llm.engine.max_model_len)
+    check_lengths(requests, llm.front.max_model_len)
     if num_warmups:
         _run(llm, requests[:num_warmups], detokenize=detokenize)
         llm.reset_prefix_cache()
@@ -99,7 +99,7 @@ def latency(
     tick: called after every run, warm-ups included.
     Raises as `throughput` does.
     """
-    check_lengths(requests, llm.engine.max_model_len)
+    check_lengths(requests, llm.front.max_model_len)
     seconds: list[float] = []
     for index in range(num_iters_warmup + num_iters):
         llm.reset_prefix_cache()

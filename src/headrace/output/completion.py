@@ -85,6 +85,7 @@ class Completion:
             finish_reason=reason,
             stop_reason=stop_reason,
             error=engine_output.error,
+            error_kind=engine_output.error_kind,
         )
         self._add(delta)
         for key in engine_output.stash:
@@ -92,9 +93,15 @@ class Completion:
                 self.output.stash[key] = engine_output.stash[key]
         return delta
 
-    def end(self, reason: str, error: str | None = None) -> CompletionDelta:
+    def end(self, reason: str, error: str | None = None, kind: str = "engine") -> CompletionDelta:
         """End the answer from outside; text that was held is shown."""
-        delta = CompletionDelta(self.output.index, text=self._flush(), finish_reason=reason, error=error)
+        delta = CompletionDelta(
+            self.output.index,
+            text=self._flush(),
+            finish_reason=reason,
+            error=error,
+            error_kind="" if error is None else kind,
+        )
         self._add(delta)
         return delta
 
@@ -145,3 +152,4 @@ class Completion:
         output.finish_reason = delta.finish_reason
         output.stop_reason = delta.stop_reason
         output.error = delta.error
+        output.error_kind = delta.error_kind

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP server: applications speak to the engine through it."""

@@ -18,7 +18,7 @@ from headrace.core.plan import EngineOutput
 from headrace.core.sampling_params import SamplingParams
 from headrace.front_half import FrontHalf, build_front
 from headrace.frontend import FrontEnd, Prepared
-from headrace.output.processor import OutputProcessor
+from headrace.output.processor import OutputProcessor, ProcessedOutputs
 from headrace.outputs import RequestOutput, RequestUpdate
 from headrace.process.connection import CoreConnection
 from headrace.process.hosts import EngineHost, host_engine
@@ -117,6 +117,11 @@ class AsyncLLM:
     # What there is -----------------------------------------------------------------------------------
 
     @property
+    def started(self) -> Started:
+        """Configuration and plugins it was made from."""
+        return self._started
+
+    @property
     def front(self) -> FrontHalf:
         """Tokenizer, limits and what else requests are made with. Raises `EngineError` before an engine was there."""
         return self._there().front
@@ -196,24 +201,27 @@ class AsyncLLM:
         finally:
             self.abort([request.front.request_id])
 
-    def submit(self, request: Prepared) -> RequestStream:
-        """Hand a request to the engine; its updates come by the stream. `abort` must follow where it is left."""
+    def submit(self, request: Prepared, stream: RequestStream | None = None) -> RequestStream:
+        """Hand a request to the engine; its updates come by the stream. `abort` must follow where it is left.
+
+        stream: one that others of the caller's requests come by already.
+        """
         parts, connection = self._there(), self._connection
         assert connection is not None
         if connection.lost is not None:
             raise connection.lost
         parts.outputs.add(request.front)
         connection.submit(request.engine)
-        stream = self._streams[request.front.request_id] = RequestStream()
+        stream = self._streams[request.front.request_id] = stream or RequestStream()
+        stream.open()
         return stream
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests; unknown and finished ids are passed over."""
+        """End requests; their streams say so. Unknown and finished ids are passed over."""
         if self._parts is None or self._connection is None:
             return
-        names = [name for name in request_ids if self._streams.pop(name, None) is not None]
-        for request_id, reason in self._parts.outputs.abort(names).to_finish:
-            self._connection.finish(request_id, reason)
+        processed = self._parts.outputs.abort(name for name in request_ids if name in self._streams)
+        self._hand_on(processed)
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams | None = None, *, priority: int = 0
@@ -238,8 +246,10 @@ class AsyncLLM:
 
     def _take(self, outputs: Sequence[EngineOutput]) -> None:
         assert self._parts is not None
+        self._hand_on(self._parts.outputs.process(outputs))
+
+    def _hand_on(self, processed: ProcessedOutputs) -> None:
         assert self._connection is not None
-        processed = self._parts.outputs.process(outputs)
         for request_id, reason in processed.to_finish:
             self._connection.finish(request_id, reason)
         for update in processed.updates:
@@ -308,18 +318,24 @@ class _Parts:
 
 
 class RequestStream:
-    """What is new of one request, until it is finished. Made by `AsyncLLM.submit`."""
+    """What is new of one request or several, until all are finished. Made by `AsyncLLM.submit`."""
 
     def __init__(self) -> None:
         self._updates: list[RequestUpdate] = []
         self._error: EngineError | None = None
         self._waiting: asyncio.Future[None] | None = None
+        self._num_open = 0
         self.is_over = False
         """Nothing more will come beyond what `take` returned."""
 
+    def open(self) -> None:
+        """One more request comes by it."""
+        self._num_open += 1
+
     def put(self, update: RequestUpdate) -> None:
-        """The request got further."""
+        """A request got further."""
         self._updates.append(update)
+        self._num_open -= update.output.finished
         self._wake()
 
     def fail(self, error: EngineError) -> None:
@@ -339,7 +355,7 @@ class RequestStream:
             finally:
                 self._waiting = None
         updates, self._updates = self._updates, []
-        self.is_over = updates[-1].output.finished
+        self.is_over = not self._num_open
         return updates
 
     def _wake(self) -> None:

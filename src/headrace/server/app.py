@@ -13,7 +13,7 @@ from headrace.server.exchange import Exchange
 from headrace.server.handlers import add_error_handlers
 from headrace.server.middleware import ApiKeys, RequestIds
 from headrace.server.options import ServerSection
-from headrace.server.service import CHAT, COMPLETIONS, Service
+from headrace.server.compute import CHAT, COMPLETIONS, ComputeRoutes
 
 __all__ = ["build_app"]
 
@@ -23,7 +23,7 @@ def build_app(engine: AsyncLLM, options: ServerSection) -> FastAPI:
 
     `app.state.service` is what answers without HTTP.
     """
-    service = Service(engine, options)
+    service = ComputeRoutes(engine, options)
     app = FastAPI(title="Headrace", redirect_slashes=False)
     app.state.service = service
     add_error_handlers(app)
@@ -43,7 +43,7 @@ def build_app(engine: AsyncLLM, options: ServerSection) -> FastAPI:
     return app
 
 
-def _compute(service: Service, url: str, options: ServerSection) -> Any:
+def _compute(service: ComputeRoutes, url: str, options: ServerSection) -> Any:
     async def compute(request: Request) -> Response:
         return Exchange(service, url, options.max_body_bytes)
 

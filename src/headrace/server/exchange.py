@@ -18,7 +18,7 @@ from headrace.server.bodies import ClientGone, read_json
 from headrace.server.errors import ApiError, api_error, failure_of
 from headrace.server.fields import ignored_header
 from headrace.server.formats import DONE, error_event
-from headrace.server.service import Job, Service
+from headrace.server.compute import Job, ComputeRoutes
 
 __all__ = ["Exchange", "send_whole"]
 
@@ -39,7 +39,7 @@ class Exchange(Response):
     that says what is wrong.
     """
 
-    def __init__(self, service: Service, url: str, max_body_bytes: int) -> None:
+    def __init__(self, service: ComputeRoutes, url: str, max_body_bytes: int) -> None:
         self.background = None
         self._service = service
         self._url = url

@@ -27,7 +27,7 @@ from headrace.server.protocol import Body, ChatBody, CompletionBody
 from headrace.server.runs import Run
 from headrace.server.tokens import TokenWriter
 
-__all__ = ["CHAT", "COMPLETIONS", "Job", "Service", "check_body"]
+__all__ = ["CHAT", "COMPLETIONS", "Job", "ComputeRoutes", "check_body"]
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -47,7 +47,7 @@ class Job:
     """Fields that were passed over."""
 
 
-class Service:
+class ComputeRoutes:
     """Answers bodies of the compute routes. Used on the engine's event loop."""
 
     def __init__(self, engine: AsyncLLM, options: ServerSection) -> None:

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from headrace.core.config import Section, option
+from headrace.core.config import EngineConfig, Section, option
 
-__all__ = ["ServerSection"]
+__all__ = ["ServerSection", "model_names"]
 
 
 def _one_or_many(value: Any) -> Any:
@@ -53,3 +53,8 @@ class ServerSection(Section):
     root_path: str = option("", "Path below which a proxy serves this server.")
     ssl_certfile: str | None = option(None, "Certificate, to speak HTTPS.")
     ssl_keyfile: str | None = option(None, "The certificate's key.")
+
+
+def model_names(config: EngineConfig) -> list[str]:
+    """Return the names clients may call the model by; the first is the one answers carry."""
+    return config.section("server", ServerSection).served_model_name or [config.model]

@@ -9,7 +9,7 @@ from headrace.cli.options import EngineArgs, engine_command
 __all__ = ["serve"]
 
 
-@engine_command
+@engine_command(serves=True)
 def serve(args: EngineArgs) -> None:
     """Serve a model over HTTP, with OpenAI's protocol.
 

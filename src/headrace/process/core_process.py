@@ -45,7 +45,10 @@ class CoreProcess:
     def _spawn(self) -> Child:
         work = CoreWork(self._launch, self._folder, self.address, self._index, self._logs)
         return Child(
-            "headrace.process.core_main", f"headrace-core-{self._index}", work, environ=waiting_environ(os.environ)
+            "headrace.process.core_main",
+            f"headrace-core-{self._index}",
+            work,
+            environ=waiting_environ(os.environ),
         )
 
     def wait_ready(self) -> str:

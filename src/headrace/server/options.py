@@ -24,7 +24,11 @@ class ServerSection(Section):
 
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0: all.")
     port: int = option(8000, "Port to listen on; 0: any that is free.", ge=0, le=65535)
-    api_key: Texts = option([], "Keys of which a client must bring one, as `Authorization: Bearer KEY`.")
+    api_key: Texts = option(
+        [],
+        "Keys of which a client must bring one (Bearer); better in a file than on a command line.",
+        secret=True,
+    )
     served_model_name: Texts = option([], "Names clients may call the model by; default: the model's.")
     api_server_count: int = option(1, "Processes that speak HTTP.", ge=1, le=64)
     dev_mode: bool = option(False, "Offer routes that help developers: /debug/steps, /reset_prefix_cache.")

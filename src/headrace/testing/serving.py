@@ -117,7 +117,9 @@ class Server:
         """Wait until a call returns something true."""
         deadline = time.monotonic() + seconds
         while not what():
-            assert time.monotonic() < deadline, f"it did not happen within {seconds} s; {self.log.read_text()}"
+            assert time.monotonic() < deadline, (
+                f"it did not happen within {seconds} s; {self.log.read_text()}"
+            )
             time.sleep(0.02)
 
     def is_ready(self) -> bool:

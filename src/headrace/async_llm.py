@@ -13,6 +13,7 @@ import zmq
 
 from headrace.chat_template import ChatTemplate, Source, make_chat_template
 from headrace.configuration import Started, start_configuration
+from headrace.core.config import EngineConfig
 from headrace.core.errors import EngineError
 from headrace.core.plan import EngineOutput
 from headrace.core.sampling_params import SamplingParams
@@ -100,7 +101,7 @@ class AsyncLLM:
             f"{self._name}.{self._num_connections}",
             Codec(registry.stash_keys),
             on_outputs=self._take,
-            on_lost=self._fail_all,
+            on_lost=self.fail_all,
             shared=self._shared,
         )
         ready = await self._connection.hello()
@@ -132,9 +133,14 @@ class AsyncLLM:
         return self._there().report
 
     @property
-    def engine_pid(self) -> int:
-        """Process of the engine core."""
-        return self._there().pid
+    def engine_pid(self) -> int | None:
+        """Process of the engine core, the last one there was; None: there was none yet."""
+        return None if self._parts is None else self._parts.pid
+
+    @property
+    def config(self) -> EngineConfig:
+        """What the engine is started with."""
+        return self._started.config
 
     @property
     def lost(self) -> EngineError | None:
@@ -259,10 +265,10 @@ class AsyncLLM:
                 del self._streams[name]
             stream.put(update)
 
-    def _fail_all(self, error: EngineError) -> None:
-        streams, self._streams = self._streams, {}
-        if self._parts is not None:
-            self._parts.outputs.abort(list(streams))
+    def fail_all(self, error: EngineError) -> None:
+        """End every open request; whoever waits for one gets the error."""
+        streams = dict(self._streams)
+        self.abort(streams)
         for stream in streams.values():
             stream.fail(error)
 
@@ -291,7 +297,7 @@ class AsyncLLM:
         """End open requests, and the engine where this object started it; may be called twice."""
         self._pool.shutdown(wait=False)
         if self._connection is not None:
-            self._fail_all(EngineError("the engine was shut down"))
+            self.fail_all(EngineError("the engine was shut down"))
             await self._connection.close()
         host, self._host = self._host, None
         if host is not None:
@@ -339,7 +345,8 @@ class RequestStream:
         self._wake()
 
     def fail(self, error: EngineError) -> None:
-        """The engine is gone."""
+        """The engine is gone, or this request was given up: what was not taken yet is dropped."""
+        self._updates.clear()
         self._error = error
         self._wake()
 

@@ -32,6 +32,7 @@ class CommandSpec:
 COMMANDS = (
     CommandSpec(("generate",), "headrace.cli.generate:generate", "Continue prompts."),
     CommandSpec(("chat",), "headrace.cli.chat:chat", "Talk to a model, or ask it one question."),
+    CommandSpec(("serve",), "headrace.cli.serve:serve", "Serve a model over HTTP, with OpenAI's protocol."),
     CommandSpec(
         ("bench", "throughput"), "headrace.cli.bench:throughput", "Time many requests handed in together."
     ),

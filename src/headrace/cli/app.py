@@ -40,6 +40,7 @@ COMMANDS = (
     CommandSpec(
         ("bench", "startup"), "headrace.cli.bench:startup", "Time fresh processes until their first token."
     ),
+    CommandSpec(("bench", "serve"), "headrace.cli.bench_serve:serve", "Load a server, as its clients do."),
     CommandSpec(("pull",), "headrace.cli.models:pull", "Fetch a model into the cache folder."),
     CommandSpec(("models", "list"), "headrace.cli.models:list_models", "List models and families."),
     CommandSpec(

@@ -34,6 +34,9 @@ COMMANDS = (
     CommandSpec(("chat",), "headrace.cli.chat:chat", "Talk to a model, or ask it one question."),
     CommandSpec(("serve",), "headrace.cli.serve:serve", "Serve a model over HTTP, with OpenAI's protocol."),
     CommandSpec(
+        ("batch",), "headrace.cli.batch:batch", "Answer a file of requests, in OpenAI's batch format."
+    ),
+    CommandSpec(
         ("bench", "throughput"), "headrace.cli.bench:throughput", "Time many requests handed in together."
     ),
     CommandSpec(("bench", "latency"), "headrace.cli.bench:latency", "Time one batch, again and again."),

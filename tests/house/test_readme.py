@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-PAGES = ("docs/cpu.md", "docs/performance.md", "docs/plugins.md", "docs/sampling.md", "docs/scheduling.md")
+PAGES = (
+    "docs/batch.md",
+    "docs/cpu.md",
+    "docs/performance.md",
+    "docs/plugins.md",
+    "docs/sampling.md",
+    "docs/scheduling.md",
+)
 """Pages whose Python blocks are run, as one script each; a block that begins with `# NAME.py` is that file."""
 
 

@@ -3,7 +3,6 @@
 lines    the input: requests, and lines that are none
 journal  the output: finished lines, whole and once, whatever ends a run
 run      lines to a handler, so many at a time
-asgi     an HTTP application as handler, called in this process
 
 A run that was ended, by whatever, is continued by the same call.
 """

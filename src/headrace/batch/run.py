@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,11 +18,11 @@ __all__ = ["Handler", "Summary", "run_lines"]
 class Handler(Protocol):
     """Answers one request, as the server's route of that name would."""
 
-    async def __call__(self, url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    async def __call__(self, url: str, data: Mapping[str, Any], /) -> tuple[int, dict[str, Any]]:
         """Return an HTTP status and the body of the answer; a request that is wrong is an answer, too.
 
         url: one of `URLS`.
-        body: the request's JSON, never streamed.
+        data: the request's JSON, never streamed.
         What it raises ends the run; lines that were under way are done again by the next one.
         """
         ...

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractAsyncContextManager
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +14,7 @@ import typer
 from headrace.cli.errors import RUNTIME
 from headrace.cli.options import EngineArgs, engine_command
 from headrace.cli.requests import emit
-from headrace.core.errors import ConfigError, EngineError
+from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.batch.run import Handler, Summary
@@ -69,9 +71,21 @@ def batch(
         raise typer.Exit(RUNTIME)
 
 
-def open_handler(args: EngineArgs) -> AbstractAsyncContextManager[Handler]:
+@asynccontextmanager
+async def open_handler(args: EngineArgs) -> AsyncIterator[Handler]:
     """Start the engine that flags and file describe; entered, it answers requests as its server would."""
-    raise EngineError(f"no server is there yet to answer the requests for {args.model}")
+    from headrace.async_llm import AsyncLLM
+    from headrace.server.compute import ComputeRoutes
+    from headrace.server.options import ServerSection
+    from headrace.server.template import chosen_template
+
+    started = args.start()
+    options = started.config.section("server", ServerSection)
+    template = chosen_template(options)
+    async with await AsyncLLM.from_started(started, chat_template=template) as llm:
+        if started.config.show_report:
+            sys.stderr.write(f"{llm.report}\n")
+        yield ComputeRoutes(llm, options).answer
 
 
 def _check_writable(input_file: Path, output_file: Path) -> None:

@@ -21,6 +21,7 @@ from headrace.process.child import ParentLine
 from headrace.process.launch import LaunchSpec, started_from
 from headrace.process.logs import LogChoice, set_up_logs
 from headrace.server.options import ServerSection
+from headrace.server.template import chosen_template
 
 __all__ = ["ApiWork", "main"]
 
@@ -91,7 +92,7 @@ class ApiProcess:
         self._parent = parent
         started = started_from(work.launch)
         self._options = started.config.section("server", ServerSection)
-        self._llm = AsyncLLM(started, name=work.name, chat_template=read_template(self._options))
+        self._llm = AsyncLLM(started, name=work.name, chat_template=chosen_template(self._options))
         self._gate: Gate = build_service(self._llm, self._options)
         self._server = _Server(
             uvicorn.Config(
@@ -168,25 +169,6 @@ class ApiProcess:
                 EngineError(f"the server is shutting down; this request had {seconds:g} s to end")
             )
         self._server.should_exit = True
-
-
-def read_template(options: ServerSection) -> str | None:
-    """Return the template that was given, read from its file where it names one. Raises `ConfigError`."""
-    from pathlib import Path
-
-    from headrace.core.errors import ConfigError
-
-    given = options.chat_template
-    if given is None or "{" in given:
-        return given
-    try:
-        return Path(given).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            f"chat_template {given!r} cannot be read: {why}; it must be a Jinja file, or a template itself",
-            option="chat_template",
-        ) from None
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from headrace.server.protocol import Body, ChatBody, CompletionBody
 from headrace.server.runs import Run
 from headrace.server.tokens import TokenWriter
 
-__all__ = ["CHAT", "COMPLETIONS", "Job", "ComputeRoutes", "check_body"]
+__all__ = ["CHAT", "COMPLETIONS", "ComputeRoutes", "Job", "check_body"]
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Histogram", "Metric"]
+__all__ = ["Histogram", "Metric", "series_name"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,18 @@ class Metric:
     kind: Literal["counter", "gauge", "histogram"]
     help: str
     """One line."""
+
+
+def series_name(name: str, **labels: str) -> str:
+    """Return `name{label="value"}`, values escaped as Prometheus does it: they may hold anything."""
+    if not labels:
+        return name
+    pairs = ",".join(f'{label}="{_escaped(value)}"' for label, value in labels.items())
+    return f"{name}{{{pairs}}}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 class Histogram:
@@ -37,6 +49,8 @@ class Histogram:
     def __init__(self, name: str, buckets: Sequence[float]) -> None:
         self._name = name
         self._bounds = tuple(buckets)
+        bounds = [*(str(float(bound)) for bound in buckets), "+Inf"]
+        self._names = [series_name(f"{name}_bucket", le=bound) for bound in bounds]
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0.0
 
@@ -49,7 +63,9 @@ class Histogram:
         """Return its series, buckets cumulative."""
         total = 0
         told: dict[str, float] = {}
-        for bound, count in zip([*map(str, self._bounds), "+Inf"], self._counts, strict=True):
+        for name, count in zip(self._names, self._counts, strict=True):
             total += count
-            told[f'{self._name}_bucket{{le="{bound}"}}'] = total
-        return {**told, f"{self._name}_sum": self._sum, f"{self._name}_count": total}
+            told[name] = total
+        told[f"{self._name}_sum"] = self._sum
+        told[f"{self._name}_count"] = total
+        return told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from headrace.core.metrics import Metric
 from headrace.core.plugin.hookspecs import hookimpl
 
 if TYPE_CHECKING:
@@ -25,5 +26,6 @@ def _uniproc(build: ExecutorBuild) -> Executor:
 
 @hookimpl
 def headrace_register(registrar: Registrar, options: Any) -> None:
-    """Register `uniproc`."""
+    """Register `uniproc`, and what executors tell of themselves."""
     registrar.executor("uniproc", _uniproc)
+    registrar.metric("weights_bytes", lambda: Metric("gauge", "Memory that the weights take, in bytes."))

@@ -11,6 +11,7 @@ from headrace.core.interfaces.kv_cache import KVCacheGroup, PrefixHit
 from headrace.core.kv.block_pool import NULL_BLOCK, BlockPool
 from headrace.core.kv.hashing import block_hash
 from headrace.core.kv.layout import blocks_needed, group_need
+from headrace.core.metrics import series_name
 from headrace.core.request import Request
 
 __all__ = ["PagedKVCacheManager"]
@@ -43,6 +44,12 @@ class PagedKVCacheManager:
         self._queries = 0
         self._hits = 0
         self._seconds = 0.0
+        self._info = series_name(
+            "cache_config_info",
+            block_size=str(self._block_size),
+            num_gpu_blocks=str(build.num_blocks),  # the field's name for it, on a CPU too
+            enable_prefix_caching=str(self._caching),
+        )
 
     @property
     def num_blocks(self) -> int:
@@ -282,4 +289,5 @@ class PagedKVCacheManager:
             "prefix_cache_queries": self._queries,
             "prefix_cache_hits": self._hits,
             "prefix_cache_seconds": self._seconds,
+            self._info: 1,
         }

@@ -25,13 +25,10 @@ from headrace.core.request import EngineRequest, FinishReason, Request, RequestS
 from headrace.core.scheduler.constraints import Constraints
 from headrace.core.scheduler.limits import RequestLimits, append_tokens
 from headrace.core.scheduler.queue import RequestQueue
-from headrace.core.scheduler.snapshot import snapshot, waiting_by_reason
+from headrace.core.scheduler.snapshot import PREFIX, snapshot, waiting_by_reason
 from headrace.core.scheduler.step import Step
 
 __all__ = ["UnifiedScheduler"]
-
-PREFIX = "prefix"
-"""Why a request is parked whose next block another is computing."""
 
 
 class UnifiedScheduler:
@@ -513,6 +510,6 @@ class UnifiedScheduler:
             "num_requests_running": len(self._running),
             "num_requests_waiting": len(self._queue) + len(self._parked),
             "num_preemptions": self._num_preemptions,
-            **waiting_by_reason(self._parked),
+            **waiting_by_reason(self._parked, num_queued=len(self._queue)),
             **self._kv.metrics(),
         }

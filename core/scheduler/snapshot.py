@@ -8,9 +8,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace.core.interfaces.kv_cache import KVCacheManager
+from headrace.core.metrics import series_name
 from headrace.core.request import Request
 
-__all__ = ["snapshot", "waiting_by_reason"]
+__all__ = ["CAPACITY", "PREFIX", "snapshot", "waiting_by_reason"]
+
+CAPACITY = "capacity"
+"""Why a request waits that nobody parked: there is no place or no block for it yet."""
+
+PREFIX = "prefix"
+"""Why a request is parked whose next block another is computing."""
 
 
 def snapshot(
@@ -26,11 +33,13 @@ def snapshot(
     }
 
 
-def waiting_by_reason(parked: Iterable[Request]) -> Mapping[str, float]:
-    """A gauge for each reason that parks somebody."""
-    reasons = Counter(request.wait_reason for request in parked)
+def waiting_by_reason(parked: Iterable[Request], *, num_queued: int) -> Mapping[str, float]:
+    """A gauge for each reason: the scheduler's own always, constraints' where they park somebody."""
+    reasons = Counter({CAPACITY: num_queued, PREFIX: 0})
+    reasons.update(request.wait_reason or "" for request in parked)
     return {
-        f'num_requests_waiting_by_reason{{reason="{reason}"}}': count for reason, count in reasons.items()
+        series_name("num_requests_waiting_by_reason", reason=reason): count
+        for reason, count in reasons.items()
     }
 
 

@@ -9,11 +9,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from headrace.async_llm import AsyncLLM
+from headrace.server.compute import CHAT, COMPLETIONS, ComputeRoutes
 from headrace.server.exchange import Exchange
 from headrace.server.handlers import add_error_handlers
 from headrace.server.middleware import ApiKeys, RequestIds
 from headrace.server.options import ServerSection
-from headrace.server.compute import CHAT, COMPLETIONS, ComputeRoutes
 
 __all__ = ["build_app"]
 

@@ -15,10 +15,10 @@ from starlette.types import Receive, Scope, Send
 from headrace.core.errors import HeadraceError
 from headrace.outputs import RequestUpdate
 from headrace.server.bodies import ClientGone, read_json
+from headrace.server.compute import ComputeRoutes, Job
 from headrace.server.errors import ApiError, api_error, failure_of
 from headrace.server.fields import ignored_header
 from headrace.server.formats import DONE, error_event
-from headrace.server.compute import Job, ComputeRoutes
 
 __all__ = ["Exchange", "send_whole"]
 

@@ -16,6 +16,7 @@ from headrace.configuration import Started, start_configuration
 from headrace.core.config import EngineConfig
 from headrace.core.errors import EngineError
 from headrace.core.plan import EngineOutput
+from headrace.core.plugin.registry import Registry
 from headrace.core.sampling_params import SamplingParams
 from headrace.front_half import FrontHalf, build_front
 from headrace.frontend import FrontEnd, Prepared
@@ -94,7 +95,7 @@ class AsyncLLM:
         if self._connection is not None:
             await self._connection.close()
         self._num_connections += 1
-        registry = self._started.plugins.registry
+        registry = self.registry
         self._connection = CoreConnection(
             self._context,
             address,
@@ -118,9 +119,9 @@ class AsyncLLM:
     # What there is -----------------------------------------------------------------------------------
 
     @property
-    def started(self) -> Started:
-        """Configuration and plugins it was made from."""
-        return self._started
+    def registry(self) -> Registry:
+        """The parts that its plugins registered."""
+        return self._started.plugins.registry
 
     @property
     def front(self) -> FrontHalf:

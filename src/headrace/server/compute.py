@@ -1,4 +1,4 @@
-"""The compute routes without HTTP: a body is checked, run by the engine, and answered."""
+"""The compute routes without HTTP around them: a body is checked, run by the engine, and answered."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headrace.server.completions import CompletionFormat, completion_params, pro
 from headrace.server.errors import ApiError, api_error, short, validation_error
 from headrace.server.fields import Fields, KnownFields
 from headrace.server.formats import AnswerFormat, Head
-from headrace.server.options import ServerSection
+from headrace.server.options import ServerSection, model_names
 from headrace.server.protocol import Body, ChatBody, CompletionBody
 from headrace.server.runs import Run
 from headrace.server.tokens import TokenWriter
@@ -53,7 +53,7 @@ class ComputeRoutes:
     def __init__(self, engine: AsyncLLM, options: ServerSection) -> None:
         self._engine = engine
         self._options = options
-        registry = engine.started.plugins.registry
+        registry = engine.registry
         self._completion_fields = KnownFields(CompletionBody, registry)
         self._chat_fields = KnownFields(ChatBody, registry)
         self._begin = {COMPLETIONS: self._begin_completions, CHAT: self._begin_chat}
@@ -61,7 +61,7 @@ class ComputeRoutes:
     @property
     def names(self) -> Sequence[str]:
         """What the model may be called; the first is its own."""
-        return self._options.served_model_name or [self._engine.started.config.model]
+        return model_names(self._engine.config)
 
     def check_there(self) -> None:
         """Raise `ApiError` 503 where there is no engine to ask."""

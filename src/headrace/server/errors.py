@@ -78,7 +78,7 @@ def api_error(error: HeadraceError) -> ApiError:
     if isinstance(error, OverloadedError):
         return ApiError(503, str(error), headers={"Retry-After": "1"})
     if isinstance(error, EngineError):
-        return ApiError(503, f"the engine is not there: {error}", headers={"Retry-After": "1"})
+        return ApiError(503, str(error), headers={"Retry-After": "1"})
     return ApiError(500, str(error))
 
 

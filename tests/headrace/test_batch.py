@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from headrace.batch.asgi import asgi_handler
 from headrace.batch.journal import Journal, open_journal
 from headrace.batch.lines import check_lines, read_lines
 from headrace.batch.run import Summary, run_lines
@@ -331,44 +330,6 @@ def test_a_process_that_is_ended_is_continued(tmp_path: Path, ended_by: signal.S
     asked = collections.Counter(log.read_text().split("\n"))
     assert all(asked[f"p {name}"] == asked_before[f"p {name}"] for name in finished)
     assert not [path for path in tmp_path.iterdir() if path.name.endswith((".partial", ".lock"))]
-
-
-# An application as handler ---------------------------------------------------------------------------
-
-
-def test_an_application_in_this_process(fake_openai: Any) -> None:
-    behaviour = fake_openai.Behaviour(api_key="secret")
-    app = fake_openai.create(behaviour)
-    chat = {"messages": [{"role": "user", "content": "Grüße"}], "max_tokens": 5}
-
-    async def ask() -> list[tuple[int, dict[str, Any]]]:
-        handler = asgi_handler(app, {"Authorization": "Bearer secret"})
-        return [
-            await handler(CHAT, chat),
-            await handler(COMPLETIONS, {"prompt": ""}),
-            await handler("/v1/nothing", {}),
-            await handler("/metrics", {}),
-            await asgi_handler(app)(COMPLETIONS, {"prompt": "x"}),
-        ]
-
-    answered, empty, unknown, method, locked = asyncio.run(ask())
-    assert answered[0] == 200
-    text = "".join(fake_openai.answer(fake_openai.encode("<Grüße>"), 5, False))
-    assert answered[1]["choices"][0]["message"]["content"] == text
-    assert behaviour.asked == [(CHAT, chat)]
-    assert empty == (400, {"error": {"message": "no prompt", "code": 400}})
-    assert (unknown[0], method[0], locked[0]) == (404, 405, 401)
-
-
-def test_an_answer_that_is_no_json() -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        assert (await receive())["body"] == b'{"a":1}'
-        await send({"type": "http.response.start", "status": 502, "headers": []})
-        await send({"type": "http.response.body", "body": b"bad ", "more_body": True})
-        await send({"type": "http.response.body", "body": b"gateway"})
-
-    expected = (502, {"error": {"message": "bad gateway", "code": 502}})
-    assert asyncio.run(asgi_handler(app)("/v1/completions", {"a": 1})) == expected
 
 
 # The command -----------------------------------------------------------------------------------------

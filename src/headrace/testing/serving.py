@@ -58,11 +58,12 @@ class Server:
 
     def children(self, kind: str) -> list[psutil.Process]:
         """Processes by title: `core`, `api`."""
-        return [
-            child
-            for child in psutil.Process(self.process.pid).children()
-            if child.cmdline()[:1] and child.cmdline()[0].startswith(f"headrace-{kind}-")
-        ]
+        found = []
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess, IndexError):
+                if child.cmdline()[0].startswith(f"headrace-{kind}-"):
+                    found.append(child)
+        return found
 
     def get(self, path: str) -> tuple[int, Any]:
         """Ask by GET; the body as JSON where it is."""

@@ -83,7 +83,7 @@ Messages = Annotated[list[dict[str, Any]], WithJsonSchema({"type": "array", "ite
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class StreamOptions(_Strict):

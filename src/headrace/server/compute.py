@@ -232,8 +232,6 @@ def _check_body(model: type[B], fields: Mapping[str, Any]) -> B:
         return model.model_validate(fields)
     except ValidationError as error:
         raise validation_error(error) from None
-    except RecursionError:
-        raise ApiError(400, "the body is nested too deeply") from None
 
 
 def _hidden_ids(front: FrontHalf, params: SamplingParams) -> frozenset[int]:

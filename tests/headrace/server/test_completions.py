@@ -76,7 +76,9 @@ def test_a_prompt_may_be_text_or_ids(server: Any) -> None:
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-@pytest.mark.parametrize("more", [{}, {"echo": True}, {"stop": ["a", "\n\n"]}, {"temperature": 1.2, "seed": 3}])
+@pytest.mark.parametrize(
+    "more", [{}, {"echo": True}, {"stop": ["a", "\n\n"]}, {"temperature": 1.2, "seed": 3}]
+)
 def test_joined_deltas_are_the_whole_text(server: Any, prompt: str, more: dict[str, Any]) -> None:
     body = {"max_tokens": 16, **more}
     whole = server.complete(prompt, **body).json["choices"][0]
@@ -125,7 +127,7 @@ def test_logprobs_have_four_lists(server: Any) -> None:
             assert max(1, logprobs) <= len(top) <= most
         chunks = server.complete("sun", logprobs=logprobs, max_tokens=3, stream=True).chunks
         streamed = [chunk["choices"][0]["logprobs"] for chunk in chunks]
-        assert {key: sum((part[key] for part in streamed), []) for key in told} == told
+        assert {key: [item for part in streamed for item in part[key]] for key in told} == told
 
 
 def test_echo_with_logprobs_covers_prompt_and_answer(server: Any) -> None:
@@ -142,7 +144,7 @@ def test_echo_with_logprobs_covers_prompt_and_answer(server: Any) -> None:
     assert told["text_offset"] == sorted(set(told["text_offset"]))
     chunks = server.complete("\n2. Ana has 3", **body, stream=True).chunks
     streamed = [chunk["choices"][0]["logprobs"] for chunk in chunks]
-    assert {key: sum((part[key] for part in streamed), []) for key in told} == told
+    assert {key: [item for part in streamed for item in part[key]] for key in told} == told
     assert joined(chunks) == {0: text}
 
 

@@ -218,9 +218,9 @@ class AsyncLLM:
         if connection.lost is not None:
             raise connection.lost
         parts.outputs.add(request.front)
-        connection.submit(request.engine)
         stream = self._streams[request.front.request_id] = stream or RequestStream()
         stream.open()
+        connection.submit(request.engine)
         return stream
 
     def abort(self, request_ids: Iterable[str]) -> None:

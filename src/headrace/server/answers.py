@@ -22,8 +22,11 @@ __all__ = [
     "ModelList",
     "PromptLogprobs",
     "PromptTokensDetails",
+    "Text",
     "TokenAlternative",
+    "Tokens",
     "Usage",
+    "Version",
 ]
 
 PromptLogprobs = list[dict[str, dict[str, Any]] | None]
@@ -168,3 +171,24 @@ class ModelList(msgspec.Struct):
 
     data: list[Model]
     object: str = "list"
+
+
+class Tokens(msgspec.Struct, kw_only=True):
+    """`POST /tokenize`."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Text(msgspec.Struct):
+    """`POST /detokenize`."""
+
+    prompt: str
+
+
+class Version(msgspec.Struct):
+    """`GET /version`."""
+
+    version: str

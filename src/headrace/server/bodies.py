@@ -12,6 +12,9 @@ from headrace.server.errors import ApiError, short
 __all__ = ["ClientGone", "parse_json", "read_json"]
 
 
+MAX_DEPTH = 200
+
+
 class ClientGone(Exception):  # noqa: N818 - nobody is wrong, and nobody is told
     """The client hung up before it had sent its request."""
 
@@ -53,7 +56,24 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise ApiError(400, "the body is no JSON that can be read: it is nested too deeply") from None
     if not isinstance(value, dict):
         raise ApiError(400, f"the body must be a JSON object, got {short(value)}")
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_deep(value):
+        raise ApiError(400, f"the body is nested deeper than {MAX_DEPTH}")
     return value
+
+
+def _is_deep(value: dict[str, Any]) -> bool:
+    """Return whether values lie deeper than `MAX_DEPTH`: what reads them by recursion must not fall over it."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for container in level
+            for item in (container.values() if isinstance(container, dict) else container)
+            if isinstance(item, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _too_large(limit: int) -> ApiError:

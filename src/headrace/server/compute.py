@@ -20,14 +20,14 @@ from headrace.frontend import Prepared
 from headrace.server.chat import ChatFormat, chat_params, echo_of, template_messages, template_options
 from headrace.server.completions import CompletionFormat, completion_params, prompts_of
 from headrace.server.errors import ApiError, api_error, short, validation_error
-from headrace.server.fields import Fields, KnownFields
+from headrace.server.fields import Fields, KnownFields, ignored_header, sampling_names
 from headrace.server.formats import AnswerFormat, Head
 from headrace.server.options import ServerSection, model_names
 from headrace.server.protocol import Body, ChatBody, CompletionBody
 from headrace.server.runs import Run
 from headrace.server.tokens import TokenWriter
 
-__all__ = ["CHAT", "COMPLETIONS", "ComputeRoutes", "Job", "check_body"]
+__all__ = ["CHAT", "COMPLETIONS", "ComputeRoutes", "Job"]
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -53,9 +53,9 @@ class ComputeRoutes:
     def __init__(self, engine: AsyncLLM, options: ServerSection) -> None:
         self._engine = engine
         self._options = options
-        registry = engine.registry
-        self._completion_fields = KnownFields(CompletionBody, registry)
-        self._chat_fields = KnownFields(ChatBody, registry)
+        sampling = sampling_names(engine.registry)
+        self._completion_fields = KnownFields(CompletionBody, sampling)
+        self._chat_fields = KnownFields(ChatBody, sampling)
         self._begin = {COMPLETIONS: self._begin_completions, CHAT: self._begin_chat}
 
     @property
@@ -81,6 +81,16 @@ class ComputeRoutes:
                 code="model_not_found",
             )
         return name
+
+    def read_plain(self, model: type[B], data: Mapping[str, Any]) -> tuple[B, dict[str, str]]:
+        """Return the checked body of a route that asks nothing of the engine, and headers for its answer."""
+        known = KnownFields(model)
+        fields = known.sort(data)
+        body = _check_body(model, fields.own)
+        self.check_model(fields.own.get("model"))
+        if self._options.strict:
+            known.refuse(fields.unknown)
+        return body, ignored_header(model.__name__, fields.unknown)
 
     async def begin(self, url: str, data: Mapping[str, Any]) -> Job:
         """Check a body and tokenize its prompts; nothing was sent to the engine then.
@@ -174,7 +184,7 @@ class ComputeRoutes:
     def _read(self, model: type[B], known: KnownFields, data: Mapping[str, Any]) -> tuple[B, Fields]:
         """Return a body's own fields, checked, and all of them, sorted."""
         fields = known.sort(data)
-        body = check_body(model, fields.own)
+        body = _check_body(model, fields.own)
         assert isinstance(body, Body)
         self.check_model(body.model)
         if body.stream_options is not None:
@@ -216,14 +226,12 @@ class ComputeRoutes:
         return await self._engine.prepare(prompt, params, is_chat=is_chat, request_id=name, priority=priority)
 
 
-def check_body(model: type[B], fields: Mapping[str, Any]) -> B:
+def _check_body(model: type[B], fields: Mapping[str, Any]) -> B:
     """Return a body. Raises `ApiError` naming the first field that is wrong."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:
         raise validation_error(error) from None
-    except RecursionError:
-        raise ApiError(400, "the body is nested too deeply") from None
 
 
 def _hidden_ids(front: FrontHalf, params: SamplingParams) -> frozenset[int]:

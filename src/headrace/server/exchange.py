@@ -14,13 +14,13 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.core.errors import HeadraceError
 from headrace.outputs import RequestUpdate
-from headrace.server.bodies import ClientGone, read_json
+from headrace.server.bodies import read_json
 from headrace.server.compute import ComputeRoutes, Job
 from headrace.server.errors import ApiError, api_error, failure_of
 from headrace.server.fields import ignored_header
 from headrace.server.formats import DONE, error_event
 
-__all__ = ["Exchange", "send_whole"]
+__all__ = ["Exchange"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +48,7 @@ class Exchange(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run it."""
         self._service.check_there()
-        try:
-            data = await read_json(scope, receive, self._limit)
-        except ClientGone:
-            return
+        data = await read_json(scope, receive, self._limit)
         async with _Watch(receive) as client:
             job = await self._service.begin(self._url, data)
             client.on_gone(job.run.abort)
@@ -69,7 +66,7 @@ class Exchange(Response):
                 await _send_stream(job, headers, send)
             else:
                 answer = job.format.whole(await job.run.finish())
-                await send_whole(send, 200, msgspec.json.encode(answer), headers)
+                await _send_whole(send, 200, msgspec.json.encode(answer), headers)
         except ApiError:
             if not client.gone:
                 raise
@@ -106,7 +103,7 @@ class _Watch:
             await self._task
 
 
-async def send_whole(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+async def _send_whole(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
     """Send an answer in one piece."""
     told = {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
     await send({"type": "http.response.start", "status": status, "headers": _raw(told)})

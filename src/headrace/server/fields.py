@@ -14,7 +14,7 @@ from headrace.core.plugin.registry import Registry
 from headrace.core.sampling_params import SamplingParams
 from headrace.server.errors import ApiError
 
-__all__ = ["Fields", "KnownFields", "ignored_header"]
+__all__ = ["Fields", "KnownFields", "ignored_header", "sampling_names"]
 
 MAX_NAMES = 20
 MAX_NAME = 64
@@ -37,13 +37,12 @@ class KnownFields:
     """What a route knows.
 
     body: the model of its own fields, which shadow those of the sampler.
-    left_out: fields of the sampler that the route has another word for.
+    sampling: the sampler's, see `sampling_names`.
     """
 
-    def __init__(self, body: type[BaseModel], registry: Registry, left_out: Collection[str] = ()) -> None:
+    def __init__(self, body: type[BaseModel], sampling: Collection[str] = ()) -> None:
         self._own = frozenset(body.model_fields)
-        options = [entry.name for entry in registry.entries("request_option")]
-        self._sampling = frozenset([*SamplingParams.model_fields, *options]) - self._own - {*left_out}
+        self._sampling = frozenset(sampling) - self._own
 
     def sort(self, data: Mapping[str, Any]) -> Fields:
         """Sort a request's fields."""
@@ -67,6 +66,11 @@ class KnownFields:
                 param=unknown[0],
                 code="unknown_field",
             )
+
+
+def sampling_names(registry: Registry) -> list[str]:
+    """Return the fields of `SamplingParams`, and the options that plugins bring."""
+    return [*SamplingParams.model_fields, *(entry.name for entry in registry.entries("request_option"))]
 
 
 def ignored_header(request_id: str, unknown: Sequence[str]) -> dict[str, str]:

@@ -12,11 +12,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from headrace.core.errors import HeadraceError
+from headrace.server.bodies import ClientGone
 from headrace.server.errors import ApiError, api_error, short
 
 __all__ = ["add_error_handlers", "error_response"]
-
-STATUSES = {401: 401, 403: 403, 404: 404, 405: 405, 413: 413, 415: 415, 422: 400}
 
 
 def error_response(error: ApiError) -> Response:
@@ -66,6 +65,10 @@ def add_error_handlers(app: FastAPI) -> None:
     async def fault(request: Request, error: Exception) -> Response:
         return told(ApiError(500, "the server failed to answer; its log says why"))
 
+    async def gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=400)  # nobody is there to read it
+
+    app.add_exception_handler(ClientGone, gone)
     app.add_exception_handler(ApiError, known)
     app.add_exception_handler(HeadraceError, known)
     app.add_exception_handler(HTTPException, http)

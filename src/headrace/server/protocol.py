@@ -27,6 +27,8 @@ __all__ = [
     "Tool",
 ]
 
+INT64 = 2**63
+
 TEXT_PART: dict[str, Any] = {
     "type": "object",
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
@@ -83,7 +85,7 @@ Messages = Annotated[list[dict[str, Any]], WithJsonSchema({"type": "array", "ite
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class StreamOptions(_Strict):
@@ -130,7 +132,7 @@ class Body(_Strict):
     stream_options: StreamOptions | None = None
     user: str | None = None
     """Who asks, in the caller's words; it has no effect."""
-    priority: int = 0
+    priority: int = Field(0, ge=-INT64, lt=INT64)
     """Lower is served first, where the server schedules by priority."""
     response_format: ResponseFormat | None = None
     return_token_ids: bool = False
@@ -176,9 +178,9 @@ class ChatBody(Body):
     """`POST /v1/chat/completions`."""
 
     messages: Messages
-    max_tokens: int | None = Field(None, ge=0)
+    max_tokens: int | None = Field(None, ge=0, lt=INT64)
     """Absent: up to the end of the context."""
-    max_completion_tokens: int | None = Field(None, ge=0)
+    max_completion_tokens: int | None = Field(None, ge=0, lt=INT64)
     """The newer name of `max_tokens`; it wins."""
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)

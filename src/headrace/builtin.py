@@ -16,6 +16,7 @@ BUILTIN = (
     "headrace.plugins.penalties",
     "headrace.plugins.engine_metrics",
     "headrace.plugins.pooling",
+    "headrace.plugins.step_record",
     "headrace.server.plugin",
 )
 """In the order of loading, which is the order in which `attention_backend: auto` tries them."""

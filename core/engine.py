@@ -263,8 +263,9 @@ class EngineCore:
         return {**self.scheduler.snapshot(), "in_flight": [plan.step for plan, _, _ in self._in_flight]}
 
     def shutdown(self) -> None:
-        """End the executor; may be called twice."""
+        """End listeners and executor; may be called twice."""
         self._in_flight.clear()
+        self._listeners.close()
         self.executor.shutdown()
 
 

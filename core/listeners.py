@@ -56,6 +56,10 @@ class Listeners(EngineListener):
             merged.update(listener.metrics())
         return merged
 
+    def close(self) -> None:
+        """The engine ends."""
+        self._tell("close", lambda listener: listener.close())
+
     def _tell(self, method: str, call: Callable[[EngineListener], None]) -> None:
         for listener in self._listeners:
             try:

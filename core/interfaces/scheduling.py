@@ -172,3 +172,6 @@ class EngineListener:
     def metrics(self) -> Mapping[str, float]:
         """Series by Prometheus name, without prefix; see `headrace.core.metrics`."""
         return {}
+
+    def close(self) -> None:
+        """The engine ends: let go of files and threads. May be called twice."""

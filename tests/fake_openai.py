@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from pydantic import BaseModel
 
 MODEL = "fake"
 
@@ -36,6 +37,8 @@ class Behaviour:
     max_model_len: int = 100_000
     api_key: str | None = None
     usage: bool = True
+    faulty: bool = False
+    """Whether `/detokenize` fails."""
     fault: Callable[[dict[str, Any]], str] = lambda body: ""
     """What goes wrong with a request: `refuse`, `error` and `cut` (in the middle of the stream), or nothing."""
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -44,8 +47,20 @@ class Behaviour:
     most_running: int = 0
 
 
+class Text(BaseModel):
+    """What `/tokenize` takes."""
+
+    prompt: str
+
+
+class Ids(BaseModel):
+    """What `/detokenize` takes."""
+
+    tokens: list[int]
+
+
 def encode(text: str) -> list[int]:
-    return list(text.encode())
+    return list(text.encode(errors="replace"))
 
 
 def decode(ids: list[int]) -> str:
@@ -61,20 +76,20 @@ def answer(ids: list[int], max_tokens: int, ignore_eos: bool) -> list[str]:
 
 def create(behaviour: Behaviour) -> FastAPI:
     """Return the application."""
-    app = FastAPI()
 
-    @app.middleware("http")
-    async def guard(request: Request, call_next: Any) -> Any:
+    async def guard(request: Request) -> None:
         key = behaviour.api_key
         if key is not None and request.headers.get("authorization") != f"Bearer {key}":
-            return JSONResponse({"error": {"message": "wrong key", "code": 401}}, 401)
-        return await call_next(request)
+            raise HTTPException(401, "wrong key")
+
+    app = FastAPI(dependencies=[Depends(guard)])
 
     @app.get("/v1/models")
     async def models() -> Any:
         return {"data": [{"id": MODEL, "max_model_len": behaviour.max_model_len}]}
 
     @app.get("/health")
+    @app.get("/ready")
     async def health() -> Any:
         return {"status": "ok"}
 
@@ -89,13 +104,15 @@ def create(behaviour: Behaviour) -> FastAPI:
         return PlainTextResponse("\n".join(["# HELP x y", *lines]) + "\n")
 
     @app.post("/tokenize")
-    async def tokenize(request: Request) -> Any:
-        ids = encode((await request.json())["prompt"])
+    async def tokenize(text: Text) -> Any:
+        ids = encode(text.prompt)
         return {"count": len(ids), "max_model_len": behaviour.max_model_len, "tokens": ids}
 
     @app.post("/detokenize")
-    async def detokenize(request: Request) -> Any:
-        return {"prompt": decode((await request.json())["tokens"])}
+    async def detokenize(ids: Ids) -> Any:
+        if behaviour.faulty:
+            return JSONResponse({"error": {"message": "oh", "code": 500}}, 500)
+        return {"prompt": decode([token % 256 for token in ids.tokens])}
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Any:

@@ -167,7 +167,7 @@ def test_files_that_hold_no_request(tmp_path: Path) -> None:
 # Runs that are ended ---------------------------------------------------------------------------------
 
 
-def test_continued_from_every_byte(tmp_path: Path) -> None:
+def test_continued_wherever_it_was_cut(tmp_path: Path) -> None:
     """Cut anywhere, a file is completed: whole lines stay as they are, the rest is done again."""
     lines = [request("a"), "no JSON", request("b"), request("c")]
     source = write_lines(tmp_path / "in.jsonl", lines)
@@ -176,7 +176,8 @@ def test_continued_from_every_byte(tmp_path: Path) -> None:
     data = whole.read_bytes()
     ends = [place + 1 for place, byte in enumerate(data) if byte == ord("\n")]
     output = tmp_path / "out.jsonl"
-    for cut in range(len(data)):
+    around = {place for end in ends for place in (end - 2, end - 1, end, end + 1) if place < len(data)}
+    for cut in sorted({*range(0, len(data), 11), *around}):
         output.write_bytes(data[:cut])
         handler = Echo()
         run(source, output, handler)

@@ -1,11 +1,11 @@
-"""What serving costs over the same engine called from a program: CPU seconds a token, throughput, time between tokens.
+"""What serving costs over the same engine called from a program: CPU, throughput, time between tokens.
 
     python benchmarks/serving/overhead.py [--rounds 5] [--output benchmarks/results/serve_overhead.json]
 
 The same random requests, greedy and of exact lengths, go to `LLM.generate` in a process of its own and to
-`headrace serve` over HTTP, by turns, so that a machine whose speed drifts treats both alike. Medians of the rounds are
-compared. The load client takes CPU from the server where both share the cores; how much is told, and its share is taken
-off. Nothing else should run meanwhile.
+`headrace serve` over HTTP, by turns, so that a machine whose speed drifts treats both alike. Medians of the rounds
+are compared. The load client takes CPU from the server where both share the cores; how much is told, and its share is
+taken off. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def offline() -> None:
         times = []
         for _ in llm.stream(many[0], params):
             times.append(time.perf_counter())
-        told["itl_ms"] = 1000 * statistics.median(b - a for a, b in zip(times, times[1:], strict=False))
+        told["itl_ms"] = 1000 * statistics.median(b - a for a, b in pairwise(times))
         print(json.dumps(told), flush=True)
 
 
@@ -93,7 +94,7 @@ def served(server: Server, seed: int) -> dict[str, Any]:
     run = load(server, REQUESTS, seed, CLIENTS)
     after = cpu_seconds(server)
     [alone] = load(server, 1, seed, 1).answers
-    gaps = [b - a for a, b in zip(alone.times, alone.times[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(alone.times)]
     chunks = [len(answer.times) for answer in run.answers]
     return {
         "seconds": run.duration,

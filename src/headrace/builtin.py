@@ -17,6 +17,7 @@ BUILTIN = (
     "headrace.plugins.engine_metrics",
     "headrace.plugins.pooling",
     "headrace.plugins.step_record",
+    "headrace.plugins.admission",
     "headrace.server.plugin",
 )
 """In the order of loading, which is the order in which `attention_backend: auto` tries them."""

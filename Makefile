@@ -6,7 +6,7 @@ BIN    := .venv/bin
 SOURCES := $(wildcard core backends models executors plugins src tests tools benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo test check format typecheck fuzz bench-scheduler bench-native kv-waste floor peers compare clean
+.PHONY: help setup lock demo test check format typecheck fuzz bench-scheduler bench-native kv-waste floor peers compare abuse serve-overhead soak fuzz-http clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,18 @@ peers: setup ## Set up the engines to compare with, below build/peers: 3 GB, 15 
 
 compare: setup ## Time Headrace and its peers, one after another, between two looks at the floor
 	$(BIN)/python benchmarks/compare.py
+
+abuse: setup ## Serve 256 streams at once and 1,000 clients that vanish, and see what is left of them
+	$(BIN)/python benchmarks/serving/abuse.py
+
+serve-overhead: setup ## Compare an engine over HTTP with the same one called from a program
+	$(BIN)/python benchmarks/serving/overhead.py
+
+soak: setup ## Serve mixed traffic for MINUTES (default: 30), and see whether memory stays where it is
+	$(BIN)/python benchmarks/serving/soak.py $(if $(MINUTES),--minutes $(MINUTES))
+
+fuzz-http: setup ## Send a server 2,000 cases of what its OpenAPI allows and forbids
+	$(BIN)/python benchmarks/serving/fuzz_http.py
 
 clean: ## Remove build outputs and tools' caches; .venv and fetched models stay
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

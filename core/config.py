@@ -47,12 +47,20 @@ def parse_bytes(value: Any) -> Any:
 
 
 def option(
-    default: Any, help: str, *, flat: str | None = None, aliases: tuple[str, ...] = (), **limits: Any
+    default: Any,
+    help: str,
+    *,
+    flat: str | None = None,
+    aliases: tuple[str, ...] = (),
+    secret: bool = False,
+    **limits: Any,
 ) -> Any:
-    """Declare an option: its default, a line of help, its flat name and flags' hidden aliases."""
-    return Field(
-        default, description=help, json_schema_extra={"flat": flat, "aliases": list(aliases)}, **limits
-    )
+    """Declare an option: its default, a line of help, its flat name and flags' hidden aliases.
+
+    secret: its value is not shown to anybody, whatever prints options.
+    """
+    extra: dict[str, Any] = {"flat": flat, "aliases": list(aliases), "secret": secret}
+    return Field(default, description=help, json_schema_extra=extra, **limits)
 
 
 Bytes = Annotated[
@@ -187,6 +195,8 @@ class OptionSpec:
     field: str
     info: FieldInfo
     aliases: tuple[str, ...] = ()
+    secret: bool = False
+    """Its value is not shown."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -226,7 +236,9 @@ def _spec(section: str, field: str, info: FieldInfo) -> OptionSpec:
     extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
     aliases = extra.get("aliases")
     names = tuple(str(alias) for alias in aliases) if isinstance(aliases, list) else ()
-    return OptionSpec(str(extra.get("flat") or field), section, field, info, names)
+    return OptionSpec(
+        str(extra.get("flat") or field), section, field, info, names, secret=bool(extra.get("secret"))
+    )
 
 
 def _claim(owners: dict[str, str], name: str, owner: str) -> None:

@@ -28,7 +28,7 @@ class SamplingParams(BaseModel):
     """Answers for one prompt; child i draws with `seed + i`."""
     temperature: float = Field(1.0, ge=0.0, le=2.0)
     """0 is greedy: top_k, top_p and min_p have no effect then."""
-    top_k: int = Field(0, ge=-1)
+    top_k: int = Field(0, ge=-1, lt=INT64)
     """0 or -1: off."""
     top_p: float = Field(1.0, gt=0.0, le=1.0)
     min_p: float = Field(0.0, ge=0.0, le=1.0)
@@ -41,10 +41,10 @@ class SamplingParams(BaseModel):
     """Over prompt and output: divides positive logits, multiplies negative ones."""
     logit_bias: dict[int, float] | None = None
     """Added to logits; beyond ±100 it is clamped."""
-    max_tokens: int | None = Field(16, ge=0)
+    max_tokens: int | None = Field(16, ge=0, lt=INT64)
     """None: up to the end of the context. 0: the prompt is computed and nothing drawn (with `prompt_logprobs`, or an
     option of a plugin that wants what the forward pass makes of it)."""
-    min_tokens: int = Field(0, ge=0)
+    min_tokens: int = Field(0, ge=0, lt=INT64)
     """Until then neither end tokens nor stop strings end the request."""
     stop: list[str] = Field(default_factory=list, max_length=MAX_STOP_STRINGS)
     """A string or a list of strings."""

@@ -24,6 +24,8 @@ from headrace.core.interfaces import (
 from headrace.core.interfaces.build import ExecutorBuild
 from headrace.core.kv.layout import layout_for
 from headrace.executors.build import Builder
+from headrace.executors.sampler import SamplingOps
+from headrace.executors.scoring import score
 from headrace.executors.selection import Ops, choose_attention, torch_dtype
 from headrace.models.bridge.choose import definition_for
 from headrace.models.bridge.definition import BridgeDefinition
@@ -44,6 +46,7 @@ class LoadedModel:
     device: str
     recorder: GraphRecorder | None
     """What records passes of this model; None: they run as they are."""
+    sampling: SamplingOps
     report: dict[str, Any]
     """Facts for the start-up report."""
 
@@ -69,6 +72,8 @@ def load_model(build: ExecutorBuild, device: str) -> LoadedModel:
     weights.check_all_taken()
     specs = list(dict.fromkeys(spec for _, spec in builder.layers.values()))
     backend, refused = choose_attention(build.registry, build.config.attention.backend, specs, device)
+    recorder = ops.recorder(backend)
+    sampling = SamplingOps(ops.find("draw"), ops.find("score") or score)
     report = {
         "architecture": checkpoint.config["architectures"][0],
         "parameters": sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values()),
@@ -87,8 +92,7 @@ def load_model(build: ExecutorBuild, device: str) -> LoadedModel:
         "fingerprint": _fingerprint(build, backend, ops),
         "load_seconds": time.perf_counter() - started,
     }
-    recorder = ops.recorder(backend)
-    return LoadedModel(model, checkpoint.config, backend, builder.layers, device, recorder, report)
+    return LoadedModel(model, checkpoint.config, backend, builder.layers, device, recorder, sampling, report)
 
 
 def _fingerprint(build: ExecutorBuild, backend: AttentionBackend, ops: Ops) -> str:

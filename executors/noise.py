@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Purpose", "child_seed", "gumbel", "uniform"]
+__all__ = ["Purpose", "child_seed", "gumbel", "stream_keys", "uniform"]
 
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -36,22 +36,32 @@ def child_seed(seed: int, index: int) -> int:
     return (seed + index + 2**63) % 2**64 - 2**63
 
 
-def _mix(word: int) -> int:
+def _mix(word: Any) -> Any:
+    """64 bits to 64 bits, of an int or of an array of uint64."""
     word = ((word ^ (word >> 30)) * _MULTIPLIER_1) & _MASK
     word = ((word ^ (word >> 27)) * _MULTIPLIER_2) & _MASK
     return word ^ (word >> 31)
 
 
+def _key(seed: Any, position: Any, purpose: int) -> Any:
+    key = 0
+    for counter in (seed, position, int(purpose)):
+        key = _mix((key + counter + _GOLDEN) & _MASK)
+    return key
+
+
+def stream_keys(seeds: NDArray[np.int64], positions: NDArray[np.int64], purpose: int) -> NDArray[np.uint64]:
+    """Return the key of each draw [S]: where its stream of splitmix64 starts, which is read at place token id."""
+    keys: NDArray[np.uint64] = _key(seeds.view(np.uint64), positions.view(np.uint64), purpose)
+    return keys
+
+
 def _words(seed: int, position: int, purpose: int, token_ids: NDArray[Any]) -> NDArray[np.uint64]:
     """64 random bits for each token id."""
-    key = 0
-    for counter in (seed, position, purpose):
-        key = _mix((key + counter + _GOLDEN) & _MASK)
-    # From here it is splitmix64 itself, started at `key` and read at place token id.
     words = token_ids.astype(np.uint64)
     words += np.uint64(1)
     words *= np.uint64(_GOLDEN)
-    words += np.uint64(key)
+    words += np.uint64(_key(seed, position, purpose))
     words ^= words >> np.uint64(30)
     words *= np.uint64(_MULTIPLIER_1)
     words ^= words >> np.uint64(27)

@@ -71,6 +71,7 @@ class ModelRunner:
             [(e.name, e.factory, e.plugin) for e in build.registry.entries("logits_processor")],
             listeners,
             self._model.vocab_size,
+            self._loaded.sampling,
         )
         self.layout: KVCacheLayout = kv_layout(self._loaded, self._proposer, build.config.cache.block_size)
         self.lookahead = self._proposer.lookahead if self._proposer else 0
@@ -284,7 +285,7 @@ class ModelRunner:
             for first in range(0, count, LOGITS_ROWS):
                 last = min(first + LOGITS_ROWS, count)
                 logits = self._model.logits(hidden[offset + first : offset + last])
-                scored += token_logprobs(logits, targets[first:last], wanted)
+                scored += token_logprobs(logits, targets[first:last], wanted, self._loaded.sampling.score)
             result.requests[state.request_id].stash[PROMPT_LOGPROBS] = PromptLogprobs(start + 1, scored)
 
     def _propose(

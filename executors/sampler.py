@@ -7,28 +7,40 @@ In order, for the rows of one slice:
 3. runner listeners change logits (`on_logits`), all rows at once;
 4. logits processors, a row at a time, in order of registration. Built in, in this order: min_tokens, logit_bias,
    penalties (repetition, then frequency and presence);
-5. temperature 0: the largest logit, ties by lower id. Otherwise temperature, min_p, top_k, top_p, and the draw.
+5. temperature 0: the largest logit, ties by lower id. Otherwise temperature, min_p, top_k, top_p, and the draw;
+6. log-probabilities of what was drawn.
 
-A row is processed alone and single-threaded, so its token depends on nothing else in the batch. Logits are
-looked at on the host: a slice on another device is copied once.
+A row is worked on alone, by one thread, so its token depends on nothing else in the batch. Logits are looked at on
+the host: a slice on another device is copied once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from headrace.core.errors import PluginCallError, RequestError
 from headrace.core.interfaces import LogitsProcessor, LogitsRow, ProcessorFactory, RunnerListener
 from headrace.core.logprobs import TokenLogprobs
 from headrace.core.plan import NewRequest
-from headrace.executors.candidates import draw
-from headrace.executors.scoring import row_logprobs
+from headrace.executors.drawing import Draw, Drawing
+from headrace.executors.scoring import Score, score, token_logprobs
 
-__all__ = ["Sampled", "Sampler"]
+__all__ = ["Sampled", "Sampler", "SamplingOps"]
+
+
+@dataclass(frozen=True)
+class SamplingOps:
+    """What an op set computes for the sampler; see `headrace.core.interfaces.ops`."""
+
+    draw: Callable[..., torch.Tensor] | None = None
+    """None: `headrace.executors.candidates` draws."""
+    score: Score = score
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,7 @@ class Sampler:
     processors: (name, factory, plugin) of the registered logits processors, in order.
     listeners: runner listeners, in order; only their `on_logits` is called here.
     vocab_size: V.
+    ops: of the op set in use.
     """
 
     def __init__(
@@ -65,7 +78,10 @@ class Sampler:
         processors: Sequence[tuple[str, ProcessorFactory, str]],
         listeners: Sequence[RunnerListener],
         vocab_size: int,
+        ops: SamplingOps | None = None,
     ) -> None:
+        ops = ops or SamplingOps()
+        self._drawing, self._score = Drawing(ops.draw), ops.score
         self._factories = tuple(processors)
         # The base class changes nothing: asking only those who do keeps rows without changes on the short way.
         self._listeners = [
@@ -109,25 +125,38 @@ class Sampler:
         """
         if logits.shape != (len(rows), self._vocab_size):
             raise ValueError(f"logits must be [{len(rows)}, {self._vocab_size}], got {list(logits.shape)}")
-        logits = logits.cpu()
+        logits = logits.cpu().contiguous()
         best = _best(logits)
-        damaged = [not value < np.inf for value in best.values]
-        # Only rows that ask, and only where somebody may change them.
-        raw = [
-            logits[i].clone()
-            if row.params.logprobs is not None and (self._listeners or row.request_id in self._processors)
-            else logits[i]
-            for i, row in enumerate(rows)
-        ]
+        errors = [None if value < math.inf else _DAMAGED for value in best.values.tolist()]
+        raw = self._set_aside(rows, logits)
         if self._listeners:
             self._tell(rows, logits)
             best = _best(logits)
-        return [
-            Sampled(-1, error="the model gave logits that hold NaN or infinity for this request")
-            if damaged[i]
-            else self._sample_row(row, logits[i], raw[i], int(best.ids[i]), float(best.values[i]))
-            for i, row in enumerate(rows)
-        ]
+        for i, row in enumerate(rows):
+            if row.request_id in self._processors and errors[i] is None:
+                errors[i] = self._process(row, logits[i], i, best)
+        draws: list[Draw] = []
+        for i, (row, value) in enumerate(zip(rows, best.values.tolist(), strict=True)):
+            errors[i] = errors[i] or _unusable(value)
+            seed = row.params.seed
+            if errors[i] is None and row.params.temperature > 0:
+                if seed is None:
+                    errors[i] = "this request samples but has no seed"
+                else:
+                    draws.append(Draw(i, row.params, seed, row.position))
+        tokens = [-1 if error else one for error, one in zip(errors, best.ids.tolist(), strict=True)]
+        for i, token in self._drawing.tokens(draws, logits, best.ids):
+            tokens[i] = token
+        logprobs = self._logprobs(rows, raw, tokens)
+        return [Sampled(tokens[i], logprobs.get(i), errors[i]) for i in range(len(rows))]
+
+    def _set_aside(self, rows: Sequence[LogitsRow], logits: torch.Tensor) -> _Raw:
+        """Set the model's logits aside for the rows that ask for log-probabilities."""
+        asking = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+        changed = self._listeners or any(rows[i].request_id in self._processors for i in asking)
+        if not changed and len(asking) == len(rows):
+            return _Raw(asking, logits)
+        return _Raw(asking, logits[asking])  # a copy
 
     def _tell(self, rows: Sequence[LogitsRow], logits: torch.Tensor) -> None:
         for listener in self._listeners:
@@ -139,42 +168,52 @@ class Sampler:
                     plugin=listener.name,
                 ) from error
 
-    def _sample_row(
-        self, row: LogitsRow, logits: torch.Tensor, raw: torch.Tensor, best_id: int, best_value: float
-    ) -> Sampled:
-        """Process one row; `best_id` and `best_value` are its largest logit's, before processors."""
-        for processor in self._processors.get(row.request_id, ()):
+    def _process(self, row: LogitsRow, own: torch.Tensor, index: int, best: _Best) -> str | None:
+        """Let processors change logits `own` [V], and bring `best` up to date; return what fails the request."""
+        for processor in self._processors[row.request_id]:
             try:
-                logits = _checked(processor.fn(row, logits), logits)
+                result = processor.fn(row, own)
+                if result is not own:
+                    own.copy_(_checked(result, own))
             except Exception as error:  # noqa: BLE001 - isolation: a plugin's call for one request fails that request
-                return Sampled(-1, error=_plugin_failed(processor.name, processor.plugin, error))
-        values = logits.numpy()
-        if row.request_id in self._processors:
-            best_id = int(values.argmax())
-            best_value = float(values[best_id])
-        if np.isnan(best_value):
-            return Sampled(-1, error="a plugin put NaN into this request's logits")
-        if best_value == -np.inf:
-            return Sampled(
-                -1, error="no token can be chosen: the masks asked for leave none of the vocabulary"
-            )
-        params = row.params
-        if params.temperature == 0:
-            token_id = best_id
-        elif params.seed is None:
-            return Sampled(-1, error="this request samples but has no seed")
-        else:
-            token_id = draw(values, params, params.seed, row.position)
-        if params.logprobs is None:
-            return Sampled(token_id)
-        return Sampled(token_id, row_logprobs(raw, token_id, params.logprobs))
+                return _plugin_failed(processor.name, processor.plugin, error)
+        values = own.numpy()
+        best.ids[index] = values.argmax()
+        best.values[index] = values[best.ids[index]]
+        return None
+
+    def _logprobs(self, rows: Sequence[LogitsRow], raw: _Raw, tokens: list[int]) -> dict[int, TokenLogprobs]:
+        """Score drawn tokens, rows that ask for equally many candidates together."""
+        places: dict[int, list[int]] = {}
+        for place, index in enumerate(raw.indices):
+            wanted = rows[index].params.logprobs
+            if wanted is not None and tokens[index] >= 0:
+                places.setdefault(wanted, []).append(place)
+        found: dict[int, TokenLogprobs] = {}
+        for k, own in places.items():
+            logits = raw.logits if len(own) == raw.logits.shape[0] else raw.logits[own]
+            indices = [raw.indices[place] for place in own]
+            scored = token_logprobs(logits, [tokens[i] for i in indices], k, self._score)
+            found.update(zip(indices, scored, strict=True))
+        return found
+
+
+_DAMAGED = "the model gave logits that hold NaN or infinity for this request"
+
+
+@dataclass(frozen=True)
+class _Raw:
+    indices: list[int]
+    """Of the rows that ask."""
+    logits: torch.Tensor
+    """[len(indices), V]"""
 
 
 @dataclass(frozen=True)
 class _Best:
-    ids: np.ndarray[tuple[int], np.dtype[np.int64]]
+    ids: NDArray[np.int64]
     """[S]: of the largest logit, the lowest among equals; of a NaN where there is one."""
-    values: np.ndarray[tuple[int], np.dtype[np.float32]]
+    values: NDArray[np.float32]
 
 
 def _best(logits: torch.Tensor) -> _Best:
@@ -182,6 +221,15 @@ def _best(logits: torch.Tensor) -> _Best:
     values = logits.numpy()
     ids = values.argmax(axis=1)
     return _Best(ids, np.take_along_axis(values, ids[:, None], axis=1)[:, 0])
+
+
+def _unusable(largest: float) -> str | None:
+    """Why no token can be chosen where `largest` is the largest logit; None: one can."""
+    if math.isnan(largest):
+        return "a plugin put NaN into this request's logits"
+    if largest == -math.inf:
+        return "no token can be chosen: the masks asked for leave none of the vocabulary"
+    return None
 
 
 def _checked(result: object, logits: torch.Tensor) -> torch.Tensor:

@@ -6,18 +6,19 @@ numbers do not depend on its neighbours. Order is by value, then by lower id: `r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from headrace.core.logprobs import TokenLogprobs
 
-if TYPE_CHECKING:
-    import torch
+__all__ = ["Score", "likeliest", "score", "token_logprobs"]
 
-__all__ = ["likeliest", "row_logprobs", "token_logprobs"]
+Score = Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+"""The op `score` of `headrace.core.interfaces.ops`."""
 
 
 def likeliest(values: NDArray[Any], k: int) -> NDArray[np.int64]:
@@ -33,26 +34,43 @@ def likeliest(values: NDArray[Any], k: int) -> NDArray[np.int64]:
     return np.concatenate((above[np.argsort(-values[above], kind="stable")], level))
 
 
-def row_logprobs(row: torch.Tensor, token_id: int, k: int) -> TokenLogprobs:
-    """Score `token_id` and the `k` likeliest tokens of logits `row` [V]; k = -1: the whole vocabulary.
+def score(logits: torch.Tensor, ids: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The op `score` in plain numpy; see `headrace.core.interfaces.ops`."""
+    scored = [_score_row(row, int(one), k) for row, one in zip(logits.numpy(), ids, strict=True)]
+    totals, ranks, likeliest = zip(*scored, strict=True)
+    return (
+        torch.tensor(totals, dtype=torch.float64),
+        torch.tensor(ranks),
+        torch.from_numpy(np.stack(likeliest)),
+    )
 
-    `row` holds neither NaN nor +inf; a logit of -inf gives a logprob of -inf.
-    """
-    logits = row.detach().cpu().numpy().astype(np.float64)
+
+def _score_row(row: NDArray[Any], token_id: int, k: int) -> tuple[float, int, NDArray[np.int64]]:
+    logits = row.astype(np.float64)
     top = logits.max()
     total = top + np.log(np.exp(logits - top).sum())
     chosen = logits[token_id]
     rank = 1 + int((logits > chosen).sum()) + int((logits[:token_id] == chosen).sum())
-    ids = likeliest(logits, logits.shape[0] if k < 0 else k)
-    return TokenLogprobs(
-        token_ids=[token_id, *ids.tolist()],
-        logprobs=[float(chosen - total), *(logits[ids] - total).tolist()],
-        rank=rank,
-    )
+    return float(total), rank, likeliest(logits, k)
 
 
-def token_logprobs(logits: torch.Tensor, token_ids: Sequence[int], k: int) -> list[TokenLogprobs]:
-    """Score token i in row i of `logits` [S, V] float32, each with the `k` likeliest (-1: all)."""
+def token_logprobs(
+    logits: torch.Tensor, token_ids: Sequence[int], k: int, score: Score = score
+) -> list[TokenLogprobs]:
+    """Score token i in row i of `logits` [S, V] float32, each with the `k` likeliest (-1: all).
+
+    `logits` hold neither NaN nor +inf; one of -inf gives a logprob of -inf. score: the op that computes.
+    """
     if len(token_ids) != logits.shape[0]:
         raise ValueError(f"{logits.shape[0]} rows of logits need as many token ids, got {len(token_ids)}")
-    return [row_logprobs(row, token_id, k) for row, token_id in zip(logits, token_ids, strict=True)]
+    if not token_ids:
+        return []
+    chosen = torch.tensor(token_ids)
+    host = logits.detach().cpu().contiguous()
+    totals, ranks, likeliest = score(host, chosen, logits.shape[1] if k < 0 else min(k, logits.shape[1]))
+    ids = torch.cat((chosen[:, None], likeliest), dim=1)
+    logprobs = host.gather(1, ids).double() - totals[:, None]
+    return [
+        TokenLogprobs(token_ids=own, logprobs=values, rank=rank)
+        for own, values, rank in zip(ids.tolist(), logprobs.tolist(), ranks.tolist(), strict=True)
+    ]

@@ -96,13 +96,20 @@ class Ops:
         """Whether every op handed out so far is."""
         return all(invariant for _, _, invariant in self.used)
 
-    def get(self, name: str) -> Callable[..., Any]:
-        """Return an op. Raises `ConfigError` where no set has it."""
+    def find(self, name: str) -> Callable[..., Any] | None:
+        """Return an op, or None where no set has it."""
         for ops in self._sets:
             op: Op | None = ops.get(name)
             if op is not None:
                 self.used.append((name, ops.name, op.row_invariant))
                 return op.fn
+        return None
+
+    def get(self, name: str) -> Callable[..., Any]:
+        """Return an op. Raises `ConfigError` where no set has it."""
+        op = self.find(name)
+        if op is not None:
+            return op
         raise ConfigError(f"no op set has the op {name!r}; sets in use: {', '.join(self.names) or 'none'}")
 
     def recorder(self, backend: AttentionBackend) -> GraphRecorder | None:

@@ -135,8 +135,8 @@ def build_tokenizer(data: Mapping[str, Any] | None, registry: Registry) -> Token
     kinds = registry.names("tokenizer")
     if data["kind"] not in kinds:
         raise CheckpointError(
-            f"{data.get('path', 'the checkpoint')}: its tokenizer is of the kind {data['kind']!r}{nearest(data['kind'], kinds)}; kinds "
-            f"known: {', '.join(kinds) or 'none'}. A plugin can add one."
+            f"{data.get('path', 'the checkpoint')}: its tokenizer is of the kind {data['kind']!r}"
+            f"{nearest(data['kind'], kinds)}; kinds known: {', '.join(kinds) or 'none'}. A plugin can add one."
         )
     tokenizer: Tokenizer = registry.get("tokenizer", data["kind"]).factory(data)
     return tokenizer

@@ -31,17 +31,20 @@ def penalties(params: SamplingParams) -> LogitsProcessor | None:
     if repetition == 1 and presence == 0 and frequency == 0:
         return None
 
-    import torch
+    import numpy as np
 
     def process(row: LogitsRow, logits: torch.Tensor) -> torch.Tensor:
+        values = logits.numpy()
         if repetition != 1:
-            seen = torch.unique(torch.tensor(row.tokens, dtype=torch.int64))
-            values = logits[seen]
-            logits[seen] = torch.where(values > 0, values / repetition, values * repetition)
+            # A token that was seen twice is written twice, alike: sorting them out would take longer.
+            seen = np.asarray(row.tokens, np.int64)
+            own = values[seen]
+            with np.errstate(over="ignore"):
+                values[seen] = np.where(own > 0, own / repetition, own * repetition)
         generated = row.tokens[row.num_prompt_tokens :]
         if (presence or frequency) and len(generated):
-            seen, counts = torch.unique(torch.tensor(generated, dtype=torch.int64), return_counts=True)
-            logits[seen] -= frequency * counts + presence
+            seen, counts = np.unique(np.asarray(generated, np.int64), return_counts=True)
+            values[seen] -= np.float32(frequency) * counts.astype(np.float32) + np.float32(presence)
         return logits
 
     return process

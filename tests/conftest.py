@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.metadata
+import importlib.util
 import os
 import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -47,6 +51,36 @@ def smollm2_path(models_registry: Registry) -> Path:
     from headrace.models.opening import resolve_model
 
     return resolve_model("smollm2", models_registry)
+
+
+@pytest.fixture(scope="session")
+def fake_openai() -> ModuleType:
+    """The module `fake_openai.py`, a server without a model: `with fake_openai.serve(behaviour) as url`."""
+    path = Path(__file__).with_name("fake_openai.py")
+    spec = importlib.util.spec_from_file_location("headrace_tests_fake_openai", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look for it there
+    spec.loader.exec_module(module)
+    return module
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeServer:
+    """A running one: where it is, and the `Behaviour` by which it is told what to do and asked what it did."""
+
+    url: str
+    behaviour: Any
+    module: ModuleType
+
+
+@pytest.fixture
+def fake_server(fake_openai: ModuleType) -> Iterator[FakeServer]:
+    """A running fake server, which answers at once."""
+    behaviour = fake_openai.Behaviour()
+    with fake_openai.serve(behaviour) as url:
+        yield FakeServer(url, behaviour, fake_openai)
 
 
 def write_tiny_gguf(

@@ -37,6 +37,8 @@ _SIGNATURES = {
     "rotary": "PPRIIIPI",
     "kv_write": "PPPIPIIII",
     "attention": "PPPIPPIIIIIFFPI",
+    "draw": "PIIPPPPPPP",
+    "score": "PIIPIPPP",
 }
 """P: address, I: whole number, R: the number of rows of a step, F: float."""
 
@@ -67,12 +69,19 @@ class Kernels:
 
     def by_type(self, name: str) -> Functions:
         """Return a kernel for each type it computes in."""
-        found: Functions = {}
-        for dtype, suffix in _SUFFIXES.items():
-            prototype = ctypes.CFUNCTYPE(None, *(_LETTERS[letter] for letter in _SIGNATURES[name]))
-            found[dtype] = prototype(self._address(f"hr_{name}_{suffix}"))
+        found: Functions = {
+            dtype: self._function(name, f"hr_{name}_{suffix}") for dtype, suffix in _SUFFIXES.items()
+        }
         self._given.append((name, found))
         return found
+
+    def by_name(self, name: str) -> Callable[..., None]:
+        """Return a kernel that is there for one type only; it has no part in recorded passes."""
+        return self._function(name, f"hr_{name}")
+
+    def _function(self, name: str, symbol: str) -> Callable[..., None]:
+        prototype = ctypes.CFUNCTYPE(None, *(_LETTERS[letter] for letter in _SIGNATURES[name]))
+        return prototype(self._address(symbol))
 
     def _address(self, name: str) -> int:
         """Return the address that a pointer of the shared object holds; see `HR_KERNEL` in words.h."""

@@ -1,4 +1,4 @@
-"""The op set `cpu`: norms, activations and rotation by native kernels, each row alone."""
+"""The op set `cpu`: norms, activations, rotation and sampling by native kernels, each row alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from headrace.backends.cpu.attention import CpuAttention
 from headrace.backends.cpu.library import DTYPES, Kernels
 from headrace.backends.cpu.linear import PackedLinear
 from headrace.backends.cpu.native import open_kernels, require
+from headrace.backends.cpu.sampling import RowSampling
 from headrace.backends.cpu.tape import TapeRecorder
 from headrace.core.interfaces.attention import AttentionBackend
 from headrace.core.interfaces.graph import GraphRecorder
@@ -34,7 +35,10 @@ class CpuOps:
     def _ops(self) -> dict[str, Op]:
         functions = _Functions(require(self._opened))
         names = ("rms_norm", "add_rms_norm", "rotary", "silu_mul", "gelu_mul")
-        return {name: Op(name, getattr(functions, name), row_invariant=True) for name in names}
+        found = {name: Op(name, getattr(functions, name), row_invariant=True) for name in names}
+        sampling = RowSampling(require(self._opened))
+        found |= {name: Op(name, getattr(sampling, name), row_invariant=True) for name in ("draw", "score")}
+        return found
 
     @cached_property
     def _linear(self) -> LinearFormat:

@@ -16,6 +16,19 @@ A model asks for each op once, when it is built, and calls what it got. Built-in
 `gelu_mul`         (x [N, 2·C]) -> gelu(x[:, :C]) · x[:, C:], with gelu's approximation by tanh
 `linear`           by weight format: a `LinearFormat`, see below
 =================  ============================================================================
+
+Two more are the sampler's, over logits [S, V] float32 on the host, contiguous, none NaN, one in each row above -inf.
+A set need not have them: the executor has its own.
+
+=================  ============================================================================
+`draw`             (logits, best [S] int64, keys [S] int64, temperature [S] float64, top_k [S] int64,
+                   top_p [S] float64, log_min_p [S] float64) -> ids [S] int64. `best`: the largest logit's id, which
+                   is the answer at temperature 0. `keys`: where each row's noise starts
+                   (`headrace.executors.noise`). top_k 0, top_p 1 and log_min_p -inf filter nothing. An id must be the
+                   one `headrace.executors.candidates` draws; -1 leaves the row to it
+`score`            (logits, ids [S] int64, k) -> (totals [S] float64: log of the sum of e^logit; ranks [S] int64: of
+                   each id, from 1; likeliest [S, k] int64: by falling logit), ties by lower id; 0 <= k <= V
+=================  ============================================================================
 """
 
 from __future__ import annotations

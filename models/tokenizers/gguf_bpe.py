@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from headrace.core.errors import CheckpointError, nearest
+from headrace.models.tokenizers.encoding import encode_ids
 from headrace.models.tokenizers.gguf import CONTROL, GGUFTokenizer, Vocabulary, strings
 
 __all__ = ["WORDS", "WordRule", "build_bpe_tokenizer", "byte_alphabet"]
@@ -81,8 +82,7 @@ def build_bpe_tokenizer(data: Mapping[str, Any]) -> GGUFTokenizer:
     to_byte = {ord(character): byte for character, byte in byte_alphabet().items()}
 
     def encode_text(text: str) -> list[int]:
-        ids: list[int] = engine.encode(text, add_special_tokens=False).ids
-        return ids
+        return encode_ids(engine, text, add_special_tokens=False)
 
     def spell(token: str) -> bytes:
         try:

@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from headrace.core.errors import CheckpointError, RequestError
+from headrace.models.tokenizers.encoding import encode_ids
 from headrace.models.tokenizers.json_spelling import speller
 
 __all__ = ["TokenizerJson", "build_json_tokenizer"]
@@ -109,10 +110,10 @@ class TokenizerJson:
                 param="prompt",
             ) from error
         engine = self._trusted if parse_special else self._plain
-        ids: list[int] = engine.encode(text, add_special_tokens=add_special_tokens).ids
+        ids = encode_ids(engine, text, add_special_tokens=add_special_tokens)
         start = [self.bos_token_id]
         if add_special_tokens and ids[:1] == ids[1:2] == start:
-            own = engine.encode(text, add_special_tokens=False).ids
+            own = encode_ids(engine, text, add_special_tokens=False)
             if ids[1 : 1 + len(own)] == own:
                 del ids[0]
         return ids

@@ -13,12 +13,14 @@ import zmq
 
 from headrace.chat_template import ChatTemplate, Source, make_chat_template
 from headrace.configuration import Started, start_configuration
+from headrace.core.config import EngineConfig
 from headrace.core.errors import EngineError
 from headrace.core.plan import EngineOutput
+from headrace.core.plugin.registry import Registry
 from headrace.core.sampling_params import SamplingParams
 from headrace.front_half import FrontHalf, build_front
 from headrace.frontend import FrontEnd, Prepared
-from headrace.output.processor import OutputProcessor
+from headrace.output.processor import OutputProcessor, ProcessedOutputs
 from headrace.outputs import RequestOutput, RequestUpdate
 from headrace.process.connection import CoreConnection
 from headrace.process.hosts import EngineHost, host_engine
@@ -93,14 +95,14 @@ class AsyncLLM:
         if self._connection is not None:
             await self._connection.close()
         self._num_connections += 1
-        registry = self._started.plugins.registry
+        registry = self.registry
         self._connection = CoreConnection(
             self._context,
             address,
             f"{self._name}.{self._num_connections}",
             Codec(registry.stash_keys),
             on_outputs=self._take,
-            on_lost=self._fail_all,
+            on_lost=self.fail_all,
             shared=self._shared,
         )
         ready = await self._connection.hello()
@@ -117,6 +119,11 @@ class AsyncLLM:
     # What there is -----------------------------------------------------------------------------------
 
     @property
+    def registry(self) -> Registry:
+        """The parts that its plugins registered."""
+        return self._started.plugins.registry
+
+    @property
     def front(self) -> FrontHalf:
         """Tokenizer, limits and what else requests are made with. Raises `EngineError` before an engine was there."""
         return self._there().front
@@ -127,9 +134,14 @@ class AsyncLLM:
         return self._there().report
 
     @property
-    def engine_pid(self) -> int:
-        """Process of the engine core."""
-        return self._there().pid
+    def engine_pid(self) -> int | None:
+        """Process of the engine core, the last one there was; None: there was none yet."""
+        return None if self._parts is None else self._parts.pid
+
+    @property
+    def config(self) -> EngineConfig:
+        """What the engine is started with."""
+        return self._started.config
 
     @property
     def lost(self) -> EngineError | None:
@@ -196,24 +208,27 @@ class AsyncLLM:
         finally:
             self.abort([request.front.request_id])
 
-    def submit(self, request: Prepared) -> RequestStream:
-        """Hand a request to the engine; its updates come by the stream. `abort` must follow where it is left."""
+    def submit(self, request: Prepared, stream: RequestStream | None = None) -> RequestStream:
+        """Hand a request to the engine; its updates come by the stream. `abort` must follow where it is left.
+
+        stream: one that others of the caller's requests come by already.
+        """
         parts, connection = self._there(), self._connection
         assert connection is not None
         if connection.lost is not None:
             raise connection.lost
         parts.outputs.add(request.front)
+        stream = self._streams[request.front.request_id] = stream or RequestStream()
+        stream.open()
         connection.submit(request.engine)
-        stream = self._streams[request.front.request_id] = RequestStream()
         return stream
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests; unknown and finished ids are passed over."""
+        """End requests; their streams say so. Unknown and finished ids are passed over."""
         if self._parts is None or self._connection is None:
             return
-        names = [name for name in request_ids if self._streams.pop(name, None) is not None]
-        for request_id, reason in self._parts.outputs.abort(names).to_finish:
-            self._connection.finish(request_id, reason)
+        processed = self._parts.outputs.abort(name for name in request_ids if name in self._streams)
+        self._hand_on(processed)
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams | None = None, *, priority: int = 0
@@ -238,8 +253,10 @@ class AsyncLLM:
 
     def _take(self, outputs: Sequence[EngineOutput]) -> None:
         assert self._parts is not None
+        self._hand_on(self._parts.outputs.process(outputs))
+
+    def _hand_on(self, processed: ProcessedOutputs) -> None:
         assert self._connection is not None
-        processed = self._parts.outputs.process(outputs)
         for request_id, reason in processed.to_finish:
             self._connection.finish(request_id, reason)
         for update in processed.updates:
@@ -249,10 +266,10 @@ class AsyncLLM:
                 del self._streams[name]
             stream.put(update)
 
-    def _fail_all(self, error: EngineError) -> None:
-        streams, self._streams = self._streams, {}
-        if self._parts is not None:
-            self._parts.outputs.abort(list(streams))
+    def fail_all(self, error: EngineError) -> None:
+        """End every open request; whoever waits for one gets the error."""
+        streams = dict(self._streams)
+        self.abort(streams)
         for stream in streams.values():
             stream.fail(error)
 
@@ -281,7 +298,7 @@ class AsyncLLM:
         """End open requests, and the engine where this object started it; may be called twice."""
         self._pool.shutdown(wait=False)
         if self._connection is not None:
-            self._fail_all(EngineError("the engine was shut down"))
+            self.fail_all(EngineError("the engine was shut down"))
             await self._connection.close()
         host, self._host = self._host, None
         if host is not None:
@@ -308,22 +325,29 @@ class _Parts:
 
 
 class RequestStream:
-    """What is new of one request, until it is finished. Made by `AsyncLLM.submit`."""
+    """What is new of one request or several, until all are finished. Made by `AsyncLLM.submit`."""
 
     def __init__(self) -> None:
         self._updates: list[RequestUpdate] = []
         self._error: EngineError | None = None
         self._waiting: asyncio.Future[None] | None = None
+        self._num_open = 0
         self.is_over = False
         """Nothing more will come beyond what `take` returned."""
 
+    def open(self) -> None:
+        """One more request comes by it."""
+        self._num_open += 1
+
     def put(self, update: RequestUpdate) -> None:
-        """The request got further."""
+        """A request got further."""
         self._updates.append(update)
+        self._num_open -= update.output.finished
         self._wake()
 
     def fail(self, error: EngineError) -> None:
-        """The engine is gone."""
+        """The engine is gone, or this request was given up: what was not taken yet is dropped."""
+        self._updates.clear()
         self._error = error
         self._wake()
 
@@ -339,7 +363,7 @@ class RequestStream:
             finally:
                 self._waiting = None
         updates, self._updates = self._updates, []
-        self.is_over = updates[-1].output.finished
+        self.is_over = not self._num_open
         return updates
 
     def _wake(self) -> None:

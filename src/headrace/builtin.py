@@ -16,6 +16,7 @@ BUILTIN = (
     "headrace.plugins.penalties",
     "headrace.plugins.engine_metrics",
     "headrace.plugins.pooling",
+    "headrace.plugins.http_metrics",
     "headrace.plugins.step_record",
     "headrace.plugins.admission",
     "headrace.server.plugin",

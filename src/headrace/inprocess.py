@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable
 from typing import Any
+
+from headrace.executors.openmp import waiting_environ
+
+if "torch" not in sys.modules:  # its OpenMP runtime reads the environment once, when it is loaded
+    os.environ.update(waiting_environ(os.environ))
 
 from headrace.assembly import Engine, build_engine
 from headrace.configuration import Started

@@ -1,9 +1,9 @@
-"""A progress bar for what takes long before an engine answers."""
+"""Progress bars on standard error, for somebody who looks at it."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from headrace.core.interfaces.checkpoint import Progress
 
-__all__ = ["download_progress"]
+__all__ = ["counting", "download_progress"]
 
 
 @contextmanager
@@ -39,3 +39,14 @@ def download_progress() -> Iterator[Progress]:
     finally:
         for bar in bars.values():
             bar.close()
+
+
+@contextmanager
+def counting(total: int, what: str) -> Iterator[Callable[[], None]]:
+    """Yield what is called after each of `total` things; there is no bar where standard error is no terminal."""
+    with tqdm(total=total, desc=what, dynamic_ncols=True, disable=None) as bar:
+
+        def tick() -> None:
+            bar.update()
+
+        yield tick

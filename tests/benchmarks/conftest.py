@@ -11,12 +11,12 @@ from types import ModuleType
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-FOLDERS = (BENCHMARKS, BENCHMARKS / "peers")
+FOLDERS = (BENCHMARKS, BENCHMARKS / "peers", BENCHMARKS / "serving")
 
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
-    """Import a script of `benchmarks/` or `benchmarks/peers/`."""
+    """Import a script of `benchmarks/` or of a folder in it."""
     before = set(sys.modules)
     for folder in FOLDERS:
         monkeypatch.syspath_prepend(str(folder))

@@ -11,6 +11,7 @@ import torch
 
 from headrace.backends.torch_reference import ops as torch_ops
 from headrace.core.interfaces import LinearFormat, Op, OpSet
+from headrace.executors.scoring import score
 from headrace.testing import OpSetSuite
 
 
@@ -88,6 +89,21 @@ def about_zero(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: f
     return torch_ops.rms_norm(x, weight, eps) + bias
 
 
+def best_draw(logits: torch.Tensor, best: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+    return best
+
+
+def rough_score(logits: torch.Tensor, ids: torch.Tensor, k: int) -> Any:
+    """A sum that loses what is small."""
+    totals, ranks, likeliest = score(logits, ids, k)
+    return totals - 1e-3, ranks, likeliest
+
+
+def score_with_free_ties(logits: torch.Tensor, ids: torch.Tensor, k: int) -> Any:
+    totals, ranks, _ = score(logits, ids, k)
+    return totals, ranks, logits.flip(1).topk(k).indices.neg().add(logits.shape[1] - 1)
+
+
 class ForgetsBias(torch_ops.DenseLinear):
     def apply(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
         return super().apply(x, (prepared[0], None))
@@ -123,6 +139,9 @@ class LyingLinear(torch_ops.DenseLinear):
         (Changed("gelu", lambda x: torch.nn.functional.gelu(x, approximate="tanh")), "test_gelu"),
         (Changed("embedding", lambda ids, weight: weight[ids] * 1.0001), "test_embedding"),
         (Changed("silu_mul", over_the_batch, row_invariant=True), "test_row_invariance"),
+        (Changed("draw", best_draw), "test_draw"),
+        (Changed("score", rough_score), "test_score"),
+        (Changed("score", score_with_free_ties), "test_score"),
         (OwnLinear(ForgetsBias()), "test_linear"),
         (OwnLinear(LyingLinear()), "test_row_invariance"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.executors.noise import Purpose, child_seed, gumbel, uniform
+from headrace.executors.noise import Purpose, child_seed, gumbel, stream_keys, uniform
 
 IDS = np.arange(20_000)
 
@@ -33,6 +33,21 @@ def test_a_value_does_not_depend_on_the_values_beside_it() -> None:
     shuffled = np.random.default_rng(0).permutation(IDS)
     assert np.array_equal(gumbel(3, 9, 0, shuffled), whole[shuffled])
     assert np.array_equal(gumbel(3, 9, 0, IDS.astype(np.int32)), whole)
+
+
+def test_keys_start_the_streams_that_numbers_are_read_from() -> None:
+    """Place n of splitmix64, as Steele, Lea and Flood have it, is the number of token n."""
+    seeds = np.array([1, -5, 2**63 - 1, -(2**63), 0])
+    positions = np.array([2, 7, 2**40, 0, 0])
+    keys = stream_keys(seeds, positions, Purpose.TOKEN)
+    for key, seed, position in zip(keys.tolist(), seeds.tolist(), positions.tolist(), strict=True):
+        state, numbers = key, []
+        for _ in range(20):
+            state = (state + 0x9E3779B97F4A7C15) % 2**64
+            word = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+            word = (word ^ (word >> 27)) * 0x94D049BB133111EB % 2**64
+            numbers.append((((word ^ (word >> 31)) >> 12) + 0.5) * 2.0**-52)
+        assert uniform(seed, position, Purpose.TOKEN, np.arange(20)).tolist() == numbers
 
 
 def test_token_ids_are_left_as_they_were() -> None:

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from headrace.backends.cpu.ops import CpuOps
 from headrace.core.errors import PluginCallError, RequestError
 from headrace.core.interfaces import LogitsRow, RunnerListener
 from headrace.core.plan import NewRequest
 from headrace.core.sampling_params import SamplingParams
 from headrace.core.stash import Stash
 from headrace.executors.noise import child_seed
-from headrace.executors.sampler import Sampled, Sampler
-from headrace.executors.scoring import row_logprobs
+from headrace.executors.sampler import Sampled, Sampler, SamplingOps
+from headrace.executors.scoring import token_logprobs
 from headrace.plugins.logit_bias import logit_bias
 from headrace.plugins.min_tokens import min_tokens
 from headrace.plugins.penalties import penalties
@@ -53,8 +54,9 @@ def sample(
     logits: torch.Tensor,
     processors: list[Any] | None = None,
     listeners: list[RunnerListener] | None = None,
+    ops: SamplingOps | None = None,
 ) -> list[Sampled]:
-    sampler = Sampler(BUILT_IN if processors is None else processors, listeners or [], logits.shape[1])
+    sampler = Sampler(BUILT_IN if processors is None else processors, listeners or [], logits.shape[1], ops)
     for row in rows:
         sampler.add(new_request(row))
     return sampler.sample(rows, logits.clone())
@@ -88,10 +90,8 @@ MIXES = [
 ]
 
 
-def test_64_rows_equal_each_row_alone_bit_for_bit() -> None:
-    """A seeded request must not depend on its neighbours. Source: vllm-project/vllm#51226"""
-    logits = random_logits(64, seed=2)
-    rows = [
+def mixed_rows() -> list[LogitsRow]:
+    return [
         make_row(
             SamplingParams(seed=i * 7 - 51, max_tokens=64, **MIXES[i % len(MIXES)]),
             request_id=f"r{i}",
@@ -99,16 +99,64 @@ def test_64_rows_equal_each_row_alone_bit_for_bit() -> None:
         )
         for i in range(64)
     ]
-    together = sample(rows, logits)
+
+
+def native_ops() -> SamplingOps:
+    found = CpuOps()
+    draw, score = found.get("draw"), found.get("score")
+    assert draw is not None
+    assert score is not None
+    return SamplingOps(draw.fn, score.fn)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_64_rows_equal_each_row_alone_bit_for_bit(native: bool) -> None:
+    """A seeded request must not depend on its neighbours. Source: vllm-project/vllm#51226"""
+    ops = native_ops() if native else None
+    logits, rows = random_logits(64, seed=2), mixed_rows()
+    together = sample(rows, logits, ops=ops)
     assert {row.params.temperature > 0 for row in rows} == {True, False}
     assert all(result.error is None for result in together)
-    alone = [sample([row], logits[i : i + 1])[0] for i, row in enumerate(rows)]
+    alone = [sample([row], logits[i : i + 1], ops=ops)[0] for i, row in enumerate(rows)]
     assert together == alone
     assert any(result.logprobs is not None for result in alone)
     for count in (2, 3, 17, 33):
-        assert sample(rows[:count], logits[:count]) == alone[:count]
+        assert sample(rows[:count], logits[:count], ops=ops) == alone[:count]
     order = torch.randperm(64, generator=torch.Generator().manual_seed(3)).tolist()
-    assert sample([rows[i] for i in order], logits[order]) == [alone[i] for i in order]
+    assert sample([rows[i] for i in order], logits[order], ops=ops) == [alone[i] for i in order]
+
+
+def test_ops_change_no_token() -> None:
+    """An op set's ops are quicker and draw the same; their log-probabilities round differently."""
+    logits, rows = random_logits(64, seed=6), mixed_rows()
+    logits[5, 3] = math.nan
+    plain, native = sample(rows, logits), sample(rows, logits, ops=native_ops())
+    assert [(one.token_id, one.error) for one in native] == [(one.token_id, one.error) for one in plain]
+    scored = [(a.logprobs, b.logprobs) for a, b in zip(plain, native, strict=True) if a.logprobs is not None]
+    assert len(scored) > 5
+    for right, got in scored:
+        assert got is not None
+        assert (got.token_ids, got.rank) == (right.token_ids, right.rank)
+        assert got.logprobs == pytest.approx(right.logprobs, abs=1e-6)
+
+
+def test_what_an_op_is_not_certain_of_is_drawn_by_the_reference() -> None:
+    logits, rows = (
+        random_logits(8, seed=7),
+        [make_row(SamplingParams(seed=i, temperature=float(i != 3)), f"r{i}") for i in range(8)],
+    )
+    right = [result.token_id for result in sample(rows, logits)]
+    asked = []
+
+    def draw(logits: torch.Tensor, best: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        asked.append(logits.shape[0])
+        return torch.tensor([999 if i % 2 else -1 for i in range(8)])
+
+    got = [result.token_id for result in sample(rows, logits, ops=SamplingOps(draw))]
+    assert got == [right[i] if i % 2 == 0 or i == 3 else 999 for i in range(8)]
+    greedy = [make_row(SamplingParams(temperature=0.0), f"r{i}") for i in range(8)]
+    sample(greedy, logits, ops=SamplingOps(draw))
+    assert asked == [8], "greedy rows ask nobody"
 
 
 def test_a_seeded_request_beside_unlike_neighbours() -> None:
@@ -228,7 +276,7 @@ def test_logprobs_are_raw() -> None:
     assert result.logprobs.token_ids[1:] == expected.topk(5).indices.tolist()
     assert result.logprobs.logprobs == pytest.approx(expected[result.logprobs.token_ids].tolist(), abs=1e-9)
     assert result.logprobs.rank == 1 + int((logits > logits[7]).sum())
-    assert result.logprobs == row_logprobs(logits, 7, 5)
+    assert [result.logprobs] == token_logprobs(logits[None], [7], 5)
 
 
 @pytest.mark.parametrize(("k", "entries"), [(0, 1), (3, 4), (-1, V + 1)])
@@ -270,7 +318,7 @@ def test_listeners_come_before_processors_and_after_raw_logprobs() -> None:
     assert listener.seen == ["r0", "r1"]
     assert values == [-math.inf, -math.inf]
     assert results[0].token_id == int(logits[0].topk(2).indices[1])
-    assert results[0].logprobs == row_logprobs(logits[0], results[0].token_id, 1)
+    assert [results[0].logprobs] == token_logprobs(logits[:1], [results[0].token_id], 1)
     # Without processors too: the short way must see the listener's change.
     assert [r.token_id for r in sample(rows, logits, [], [listener])] == [r.token_id for r in results]
 

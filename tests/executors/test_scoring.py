@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.executors.scoring import likeliest, row_logprobs, token_logprobs
+from headrace.executors.scoring import likeliest, token_logprobs
 
 
 def naive(row: torch.Tensor, token_id: int, k: int) -> tuple[list[int], list[float], int]:
@@ -36,7 +36,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
     logits = torch.randn(64, 4096, generator=torch.Generator().manual_seed(1))
     token_ids = list(range(64))
     together = token_logprobs(logits, token_ids, 5)
-    assert together == [row_logprobs(logits[i].clone(), i, 5) for i in range(64)]
+    assert together == [token_logprobs(logits[i : i + 1].clone(), [i], 5)[0] for i in range(64)]
     assert together == [*token_logprobs(logits[:17], token_ids[:17], 5), *together[17:]]
 
 
@@ -50,7 +50,7 @@ def test_likeliest_breaks_ties_by_lower_index() -> None:
 
 
 def test_large_logits_do_not_overflow() -> None:
-    entry = row_logprobs(torch.tensor([30000.0, 29999.0, -30000.0]), 2, 1)
+    (entry,) = token_logprobs(torch.tensor([[30000.0, 29999.0, -30000.0]]), [2], 1)
     assert entry.logprobs == pytest.approx([-60000.313, -0.313262], abs=1e-3)
     assert entry.rank == 3
 

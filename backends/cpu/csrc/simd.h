@@ -106,6 +106,8 @@ HR_INLINE V16 keep(V16 a, int first, int end, V16 fill) {
 HR_INLINE V16 zero_below(V16 a, V16 x, float bound) {
     return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(bound), _CMP_GE_OQ), a.v)};
 }
+// A bit for each lane where a >= b.
+HR_INLINE uint32_t at_least(V16 a, V16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
 
 HR_INLINE P16 load_pairs(const bf16* p) { return {_mm512_loadu_si512(p)}; }
 HR_INLINE P16 splat_pair(const bf16* p) {
@@ -209,6 +211,10 @@ HR_INLINE V16 zero_below(V16 y, V16 x, float bound) {
     return {_mm256_and_ps(y.a, _mm256_cmp_ps(x.a, least, _CMP_GE_OQ)),
             _mm256_and_ps(y.b, _mm256_cmp_ps(x.b, least, _CMP_GE_OQ))};
 }
+HR_INLINE uint32_t at_least(V16 x, V16 y) {
+    return uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, _CMP_GE_OQ))) |
+           uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, _CMP_GE_OQ))) << 8;
+}
 
 HR_INLINE P16 load_pairs(const bf16* p) {
     const __m256i* at = reinterpret_cast<const __m256i*>(p);
@@ -306,6 +312,12 @@ HR_INLINE V16 keep(V16 x, int first, int end, V16 fill) {
     return {((lane >= first) & (lane < end)) ? x.v : fill.v};
 }
 HR_INLINE V16 zero_below(V16 y, V16 x, float bound) { return {x.v >= bound ? y.v : Floats{}}; }
+HR_INLINE uint32_t at_least(V16 x, V16 y) {
+    Ints lanes = x.v >= y.v;
+    uint32_t bits = 0;
+    for (int i = 0; i < kLanes; ++i) bits |= uint32_t(lanes[i] & 1) << i;
+    return bits;
+}
 HR_INLINE P16 load_pairs(const bf16* p) {
     P16 x;
     std::memcpy(&x.v, p, sizeof x.v);

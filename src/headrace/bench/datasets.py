@@ -16,7 +16,7 @@ from headrace.bench.workloads import (
 )
 from headrace.core.errors import ConfigError, nearest
 
-__all__ = ["DATASETS", "Dataset", "Vocabulary", "prepare_dataset"]
+__all__ = ["DATASETS", "MADE_UP", "Dataset", "Vocabulary", "prepare_dataset"]
 
 DATASETS: dict[str, dict[str, Any]] = {
     "workload": {"dataset_path": None, "output_len": None},
@@ -30,6 +30,9 @@ DATASETS: dict[str, dict[str, Any]] = {
     },
 }
 """By name: the options a dataset takes, and their defaults, which are vLLM's."""
+
+MADE_UP = ("random", "prefix_repetition")
+"""Those whose prompts are drawn from the vocabulary's ids."""
 
 NUM_PROMPTS = 100
 """How many are made up where nobody says."""
@@ -79,7 +82,7 @@ def prepare_dataset(
                 option=option,
             )
     options = {**DATASETS[name], **given, "num_prompts": num_prompts, "seed": seed}
-    if name in ("workload", "sharegpt"):
+    if name not in MADE_UP:
         return _from_file(name, options)
     options["num_prompts"] = num_prompts or NUM_PROMPTS
     _check_lengths(options)

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headrace.report import StartupReport
 
-__all__ = ["PERCENTAGES", "engine_facts", "machine_facts", "mean", "percentile", "percentiles", "run_facts"]
+__all__ = [
+    "PERCENTAGES",
+    "client_facts",
+    "engine_facts",
+    "machine_facts",
+    "mean",
+    "percentile",
+    "percentiles",
+    "run_facts",
+]
 
 PERCENTAGES = (10, 25, 50, 75, 90, 99)
 """Those that vLLM's benchmarks tell."""
@@ -75,15 +84,18 @@ def engine_facts(report: StartupReport) -> dict[str, Any]:
     }
 
 
-def run_facts(report: StartupReport) -> dict[str, Any]:
-    """Return what every result of a started engine tells beside its figures."""
+def client_facts() -> dict[str, Any]:
+    """Return what every result tells beside its figures."""
     return {
         "headrace": version("headrace"),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "model": report.model,
-        "engine": engine_facts(report),
         "machine": machine_facts(),
     }
+
+
+def run_facts(report: StartupReport) -> dict[str, Any]:
+    """Return what every result of a started engine tells beside its figures."""
+    return {**client_facts(), "model": report.model, "engine": engine_facts(report)}
 
 
 def mean(values: Sequence[float]) -> float:

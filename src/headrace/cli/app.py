@@ -32,6 +32,10 @@ class CommandSpec:
 COMMANDS = (
     CommandSpec(("generate",), "headrace.cli.generate:generate", "Continue prompts."),
     CommandSpec(("chat",), "headrace.cli.chat:chat", "Talk to a model, or ask it one question."),
+    CommandSpec(("serve",), "headrace.cli.serve:serve", "Serve a model over HTTP, with OpenAI's protocol."),
+    CommandSpec(
+        ("batch",), "headrace.cli.batch:batch", "Answer a file of requests, in OpenAI's batch format."
+    ),
     CommandSpec(
         ("bench", "throughput"), "headrace.cli.bench:throughput", "Time many requests handed in together."
     ),
@@ -39,6 +43,7 @@ COMMANDS = (
     CommandSpec(
         ("bench", "startup"), "headrace.cli.bench:startup", "Time fresh processes until their first token."
     ),
+    CommandSpec(("bench", "serve"), "headrace.cli.bench_serve:serve", "Load a server, as its clients do."),
     CommandSpec(("pull",), "headrace.cli.models:pull", "Fetch a model into the cache folder."),
     CommandSpec(("models", "list"), "headrace.cli.models:list_models", "List models and families."),
     CommandSpec(

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -19,9 +18,6 @@ from headrace.cli.bench_dataset import dataset_flags
 from headrace.cli.options import EngineArgs, engine_command
 from headrace.cli.requests import emit, start_llm
 from headrace.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
 
 __all__ = ["latency", "startup", "throughput"]
 
@@ -100,6 +96,7 @@ def latency(
     from headrace.bench import measure
     from headrace.bench.facts import run_facts
     from headrace.bench.workloads import random_requests
+    from headrace.progress import counting
 
     _check_writable(output_json)
     with start_llm(args) as llm:
@@ -110,14 +107,14 @@ def latency(
             output_len=output_len,
             seed=seed,
         )
-        with _progress(num_iters_warmup + num_iters, "runs") as bar:
+        with counting(num_iters_warmup + num_iters, "runs") as tick:
             figures = measure.latency(
                 llm,
                 requests,
                 num_iters_warmup=num_iters_warmup,
                 num_iters=num_iters,
                 detokenize=not disable_detokenize,
-                tick=lambda: _advance(bar),
+                tick=tick,
             )
         workload = {
             "input_len": input_len,
@@ -151,14 +148,14 @@ def startup(
     """Start fresh processes, and tell how long each takes from the command to its first token, stage by stage."""
     from headrace.bench.startup import startup as measure_startup
     from headrace.models.opening import resolve_model
-    from headrace.progress import download_progress
+    from headrace.progress import counting, download_progress
 
     # What is asked for wrongly is said here and not by a process, and fetching a model shows its bar.
     started = args.start()
     _check_writable(output_json)
     with download_progress() as progress:
         resolve_model(started.config.model, started.plugins.registry, progress)
-    with _progress(num_iters_warmup + num_iters_warm, "starts") as bar:
+    with counting(num_iters_warmup + num_iters_warm, "starts") as tick:
         figures = measure_startup(
             args.model,
             args.file,
@@ -166,7 +163,7 @@ def startup(
             prompt_len=input_len,
             num_iters_warmup=num_iters_warmup,
             num_iters=num_iters_warm,
-            tick=lambda: _advance(bar),
+            tick=tick,
         )
     stages = ", ".join(f"{name.replace('_', ' ')} {value:.2f}" for name, value in figures["stages"].items())
     emit(f"Avg time to first token: {figures['avg_time_to_first_token']:.2f} seconds: {stages}\n")
@@ -174,19 +171,6 @@ def startup(
     _write(
         output_json, {**figures, "workload": {"input_len": input_len, "num_iters_warmup": num_iters_warmup}}
     )
-
-
-@contextmanager
-def _progress(total: int, what: str) -> Iterator[tqdm[Any]]:
-    """A bar on standard error, where somebody looks at it."""
-    from tqdm import tqdm
-
-    with tqdm(total=total, desc=what, dynamic_ncols=True, disable=None) as bar:
-        yield bar
-
-
-def _advance(bar: tqdm[Any]) -> None:
-    bar.update()
 
 
 def _tell_percentiles(what: str, percentiles: Mapping[str, float]) -> None:

@@ -48,33 +48,34 @@ ALSO = {
 
 
 def dataset_flags(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command whose second parameter is a `Dataset` the flags that choose and shape it.
+    """Give a command the flags that choose and shape its parameter `dataset`, a `Dataset`.
 
     What is asked for wrongly raises `ConfigError` before the command begins.
     """
 
-    def command(args: Any, **values: Any) -> None:
+    def command(*args: Any, **values: Any) -> None:
         given = {option: values.pop(option) for option in HELP}
-        dataset = prepare_dataset(
+        values["dataset"] = prepare_dataset(
             values.pop("dataset_name"),
             given,
             num_prompts=given.pop("num_prompts"),
             seed=values.pop("seed"),
         )
-        function(args, dataset, **values)
+        function(*args, **values)
 
     hints = typing.get_type_hints(function, include_extras=True)
-    first, _, *own = [
-        parameter.replace(annotation=hints.get(name, str), kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, parameter in inspect.signature(function).parameters.items()
-    ]
-    parameters = [
-        first.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD),
+    flags = [
         _flag("dataset_name", str, "NAME", NAME),
         *(_flag(option, *facts) for option, facts in HELP.items()),
         _flag("seed", int, "N", "Draws prompts and lengths.", default=0),
-        *own,
     ]
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name == "dataset":
+            parameters += flags
+        else:
+            kind = inspect.Parameter.KEYWORD_ONLY if parameters[1:] else parameter.kind
+            parameters.append(parameter.replace(annotation=hints.get(name, str), kind=kind))
     command.__doc__ = function.__doc__
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

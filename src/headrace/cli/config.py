@@ -9,8 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from headrace.cli.options import EngineArgs, engine_command
+from headrace.core.config import option_table
 
 __all__ = ["check", "schema", "show"]
+
+HIDDEN = "(hidden)"
+"""In the place of a secret."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -20,9 +24,13 @@ def show(args: EngineArgs, as_json: Json = False) -> None:
     """Show every option's value, and where it comes from."""
     started = args.start(require_model=False)
     provenance = started.provenance
+    specs = option_table(started.plugins.registry.sections())
+    values = {
+        flat: HIDDEN if specs[flat].secret and value else value for flat, value in provenance.values.items()
+    }
     if as_json:
         options = {
-            flat: {"value": provenance.values[flat], "source": str(source)}
+            flat: {"value": values[flat], "source": str(source)}
             for flat, source in provenance.sources.items()
         }
         sys.stdout.write(json.dumps({"options": options, "notes": started.notes}, indent=2) + "\n")
@@ -33,7 +41,7 @@ def show(args: EngineArgs, as_json: Json = False) -> None:
     table = Table("Option", "Value", "Source")
     for flat, source in provenance.sources.items():
         style = "dim" if source.kind == "default" else None
-        table.add_row(flat, _shown(provenance.values[flat]), str(source), style=style)
+        table.add_row(flat, _shown(values[flat]), str(source), style=style)
     console = Console(markup=False, highlight=False)
     console.print(table)
     for note in started.notes:

@@ -34,6 +34,9 @@ __all__ = ["EngineArgs", "EngineCommand", "engine_command", "plugins_for"]
 
 Parameters = dict[str, inspect.Parameter]
 
+_SERVER = frozenset({"server"})
+"""Sections that mean nothing to a command that does not serve."""
+
 
 @dataclass(frozen=True)
 class EngineArgs:
@@ -75,6 +78,8 @@ class EngineCommand:
     function: Callable[..., None]
     only: str | None = None
     """The one section whose options it takes; None: all, and a model."""
+    serves: bool = False
+    """Whether the help shows the server's options; every command takes them, as they may stand in a common file."""
 
     def bind(self, argv: Sequence[str]) -> Callable[..., None]:
         """Return the function that typer sees: its own parameters, then the engine's as flags.
@@ -90,7 +95,7 @@ class EngineCommand:
             for flat, spec in option_table(sections).items()
             if self.only is None or spec.section == self.only
         }
-        engine, readers = _engine_parameters(table, self.only)
+        engine, readers = _engine_parameters(table, self.only, frozenset() if self.serves else _SERVER)
         # A command's own flag wins over an option of the same name, which its section's flag still sets.
         parameters = {**engine, **own}
 
@@ -114,14 +119,16 @@ class EngineCommand:
 @typing.overload
 def engine_command(function: Callable[..., None]) -> EngineCommand: ...
 @typing.overload
-def engine_command(*, only: str) -> Callable[[Callable[..., None]], EngineCommand]: ...
 def engine_command(
-    function: Callable[..., None] | None = None, *, only: str | None = None
+    *, only: str | None = None, serves: bool = False
+) -> Callable[[Callable[..., None]], EngineCommand]: ...
+def engine_command(
+    function: Callable[..., None] | None = None, *, only: str | None = None, serves: bool = False
 ) -> EngineCommand | Callable[[Callable[..., None]], EngineCommand]:
-    """Mark a command that takes engine options; see the module's text. only: the one section it takes."""
+    """Mark a command that takes engine options; see the module's text. only, serves: see `EngineCommand`."""
     if function is None:
-        return lambda function: EngineCommand(function, only)
-    return EngineCommand(function, only)
+        return lambda function: EngineCommand(function, only, serves)
+    return EngineCommand(function, only, serves)
 
 
 def plugins_for(argv: Sequence[str]) -> LoadedPlugins:
@@ -195,7 +202,7 @@ def _spellings(own: Parameters) -> set[str]:
 
 
 def _engine_parameters(
-    table: Mapping[str, OptionSpec], only: str | None
+    table: Mapping[str, OptionSpec], only: str | None, hides: frozenset[str]
 ) -> tuple[Parameters, dict[str, Callable[[Any], Any]]]:
     """Return typer's parameters, and what turns each flag's text into a value."""
     parameters: Parameters = {}
@@ -224,14 +231,14 @@ def _engine_parameters(
                     *spellings,
                     help=_help(spec),
                     metavar=None if boolean else metavar(spec),
-                    hidden=name != flat or name == "model",
+                    hidden=name != flat or name == "model" or spec.section in hides,
                     rich_help_panel=f"Engine: {spec.section or 'general'}",
                     show_default=False,
                 ),
             )
     for section in sorted({spec.section for spec in table.values()} - {""}):
         text = f"Options of the section {section}, as one JSON object."
-        hidden = section in EngineConfig.base_sections()
+        hidden = section in EngineConfig.base_sections() or section in hides
         panel = f"Engine: {section}"
         info = typer.Option(
             flag_names(section), metavar="JSON", help=text, hidden=hidden, rich_help_panel=panel

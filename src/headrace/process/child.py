@@ -73,8 +73,8 @@ class Child:
         assert self._process.stdout is not None
         return self._process.stdout.fileno()
 
-    def read_status(self) -> Any:
-        """Wait for its next line and return what it holds; None: it is gone.
+    def read_status(self) -> str | None:
+        """Wait for its next line and return what it is ready for; None: it is gone.
 
         Raises the error with which it says that it failed.
         """
@@ -85,7 +85,7 @@ class Child:
         status = msgspec.json.decode(line)
         if "error" in status:
             raise _ERRORS.get(status["kind"], EngineError)(status["error"])
-        return status["ready"]
+        return str(status["ready"])
 
     def order(self, what: Any) -> None:
         """Send a line; a child that is gone hears nothing."""
@@ -147,8 +147,8 @@ class ParentLine:
         line, _, self._rest = self._rest.partition(b"\n")
         return line
 
-    def ready(self, what: Any = None) -> None:
-        """Say that the child is ready."""
+    def ready(self, what: str) -> None:
+        """Say that the child is ready, with a word for the parent."""
         self._say({"ready": what})
 
     def failed(self, error: HeadraceError) -> None:

@@ -56,7 +56,7 @@ def main() -> int:
         parent.failed(error)
         return 1
     stops.append(server)
-    parent.ready()
+    parent.ready(str(server.report))
     try:
         server.run()
     except EngineError:

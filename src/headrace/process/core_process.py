@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
-from collections.abc import Mapping
 
 from headrace.configuration import Started
 from headrace.core.errors import EngineError
+from headrace.executors.openmp import waiting_environ
 from headrace.process.child import Child
 from headrace.process.core_main import CoreWork
 from headrace.process.launch import launch_spec
@@ -33,12 +34,10 @@ class CoreProcess:
         *,
         index: int = 0,
         logs: LogChoice | None = None,
-        environ: Mapping[str, str] | None = None,
     ) -> None:
         self._launch = launch_spec(started)
         self._index = index
         self._logs = logs or LogChoice(level="WARNING")
-        self._environ = environ
         self._folder = _socket_folder()
         self.address = f"ipc://{self._folder}/core-{index}"
         self.child = self._spawn()
@@ -46,18 +45,25 @@ class CoreProcess:
     def _spawn(self) -> Child:
         work = CoreWork(self._launch, self._folder, self.address, self._index, self._logs)
         return Child(
-            "headrace.process.core_main", f"headrace-core-{self._index}", work, environ=self._environ
+            "headrace.process.core_main",
+            f"headrace-core-{self._index}",
+            work,
+            environ=waiting_environ(os.environ),
         )
 
-    def wait_ready(self) -> None:
-        """Wait until the engine is there. Raises what it raised, and `EngineError` where its process is gone."""
+    def wait_ready(self) -> str:
+        """Wait until the engine is there; return its start-up report.
+
+        Raises what it raised, and `EngineError` where its process is gone.
+        """
         try:
-            self.child.read_status()
+            report = self.child.read_status()
         except BaseException:
             self.stop(0)
             raise
-        if self.child.wait(0):
+        if report is None:
             raise EngineError(self.cause)
+        return report
 
     @property
     def cause(self) -> str:

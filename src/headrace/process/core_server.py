@@ -16,7 +16,7 @@ import zmq
 from headrace.assembly import build_core
 from headrace.configuration import Started
 from headrace.core.engine import EngineCore
-from headrace.core.errors import ConfigError, EngineError, HeadraceError
+from headrace.core.errors import ConfigError, EngineError, HeadraceError, OverloadedError
 from headrace.core.interfaces.checkpoint import Progress
 from headrace.core.plan import EngineOutput
 from headrace.process.messages import (
@@ -138,6 +138,7 @@ class CoreServer:
             "metrics": lambda: dict(self._core.metrics()),
             "snapshot": self._core.snapshot,
             "reset_prefix_cache": scheduler.reset_prefix_cache,
+            "refuse_waiting": self._refuse_waiting,
             "pause": scheduler.pause,
             "resume": scheduler.resume,
         }
@@ -145,10 +146,22 @@ class CoreServer:
             raise ConfigError(f"the engine has no call {call.method!r}; there are: {', '.join(functions)}")
         return functions[call.method](*call.args)
 
+    def _refuse_waiting(self, why: str) -> int:
+        """End every request that has not begun; returns how many there were."""
+        state = self._core.snapshot()
+        names = [
+            one["request_id"]
+            for one in [*state["waiting"], *state["parked"]]
+            if not one["computed"] and not one["preemptions"]
+        ]
+        self._core.finish(names, "error", OverloadedError(why))
+        return len(names)
+
     def _forget(self, front: bytes) -> None:
-        """A front end is gone: nobody waits for its requests."""
-        self._fronts.discard(front)
-        names = [name for name, owner in self._owners.items() if owner == front]
+        """A front end is gone, with all connections it had (`NAME.1`, `NAME.2`): nobody waits for its requests."""
+        gone = {known for known in self._fronts if known.rpartition(b".")[0] == front}
+        self._fronts -= gone
+        names = [name for name, owner in self._owners.items() if owner in gone]
         self._core.finish(names, "abort")
 
     # Out ---------------------------------------------------------------------------------------------

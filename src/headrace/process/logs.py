@@ -46,6 +46,9 @@ def set_up_logs(choice: LogChoice) -> None:
     if choice.format == "json":
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(_JsonLines())
+    elif not sys.stderr.isatty():
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     else:
         from rich.console import Console
         from rich.logging import RichHandler
@@ -56,3 +59,4 @@ def set_up_logs(choice: LogChoice) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(choice.level)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # what it does is said by who runs it

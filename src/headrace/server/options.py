@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from headrace.core.config import Section, option
+from headrace.core.config import EngineConfig, Section, option
 
-__all__ = ["ServerSection"]
+__all__ = ["ServerSection", "model_names"]
 
 
 def _one_or_many(value: Any) -> Any:
@@ -24,7 +24,11 @@ class ServerSection(Section):
 
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0: all.")
     port: int = option(8000, "Port to listen on; 0: any that is free.", ge=0, le=65535)
-    api_key: Texts = option([], "Keys of which a client must bring one, as `Authorization: Bearer KEY`.")
+    api_key: Texts = option(
+        [],
+        "Keys of which a client must bring one (Bearer); better in a file than on a command line.",
+        secret=True,
+    )
     served_model_name: Texts = option([], "Names clients may call the model by; default: the model's.")
     api_server_count: int = option(1, "Processes that speak HTTP.", ge=1, le=64)
     dev_mode: bool = option(False, "Offer routes that help developers: /debug/steps, /reset_prefix_cache.")
@@ -53,3 +57,8 @@ class ServerSection(Section):
     root_path: str = option("", "Path below which a proxy serves this server.")
     ssl_certfile: str | None = option(None, "Certificate, to speak HTTPS.")
     ssl_keyfile: str | None = option(None, "The certificate's key.")
+
+
+def model_names(config: EngineConfig) -> list[str]:
+    """Return the names clients may call the model by; the first is the one answers carry."""
+    return config.section("server", ServerSection).served_model_name or [config.model]

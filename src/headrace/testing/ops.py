@@ -21,6 +21,7 @@ from headrace.core.interfaces import Op, OpSet
 from headrace.testing.compare import ROWS, check_close
 from headrace.testing.invariance import prove_rows_invariant
 from headrace.testing.reference import REFERENCE_OPS
+from headrace.testing.sampling import check_draws, check_scores
 
 __all__ = ["OpSetSuite"]
 
@@ -33,6 +34,8 @@ ARGUMENTS = {
     "layer_norm": 4,
     "gelu": 1,
     "gelu_mul": 1,
+    "draw": 7,
+    "score": 3,
 }
 """How many arguments each built-in op is called with."""
 
@@ -150,6 +153,20 @@ class OpSetSuite:
                 what = f"gated linear {op} {dtype} -> {outputs}, bias {given is not None}"
                 _check(got.dtype == x.dtype, f"{what}: dtype {got.dtype}")
                 check_close(got, right, TOLERANCES[dtype], what)
+
+    def test_draw(self) -> None:
+        """Draws over a vocabulary: the tokens that the executor's own draws."""
+        op = self.make().get("draw")
+        if op is None:
+            raise SkipTest("the op set has no draw")
+        check_draws(op.fn, row_invariant=op.row_invariant)
+
+    def test_score(self) -> None:
+        """Log-probabilities over a vocabulary, ranks and the likeliest."""
+        op = self.make().get("score")
+        if op is None:
+            raise SkipTest("the op set has no score")
+        check_scores(op.fn, row_invariant=op.row_invariant)
 
     def test_row_invariance(self) -> None:
         """Bit by bit: rows of a batch as each alone, for every op that claims it."""

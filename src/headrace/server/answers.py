@@ -1,0 +1,194 @@
+"""The bodies of answers, whole and in chunks, in OpenAI's shape with vLLM's additions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+__all__ = [
+    "Chat",
+    "ChatChoice",
+    "ChatChunkChoice",
+    "ChatDelta",
+    "ChatLogprobs",
+    "ChatMessage",
+    "ChatToken",
+    "Completion",
+    "CompletionChoice",
+    "CompletionLogprobs",
+    "Model",
+    "ModelList",
+    "PromptLogprobs",
+    "PromptTokensDetails",
+    "Text",
+    "TokenAlternative",
+    "Tokens",
+    "Usage",
+    "Version",
+]
+
+PromptLogprobs = list[dict[str, dict[str, Any]] | None]
+"""One entry a prompt token, the first null: candidates by token id."""
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """Where the prompt's tokens came from."""
+
+    cached_tokens: int
+    """Not computed: they were in the prefix cache."""
+
+
+class Usage(msgspec.Struct):
+    """Tokens of a request; a prompt counts once, however many answers it gets."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Log-probabilities of /v1/completions: four lists of one length."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+    """Where each token begins in the answer's text."""
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    """One answer of /v1/completions, or what a chunk adds to it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """`POST /v1/completions`."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class TokenAlternative(msgspec.Struct, kw_only=True):
+    """A candidate at one position of a chat's answer."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatToken(TokenAlternative, kw_only=True):
+    """A token of a chat's answer."""
+
+    top_logprobs: list[TokenAlternative]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """Log-probabilities of /v1/chat/completions."""
+
+    content: list[ChatToken]
+
+
+class ChatMessage(msgspec.Struct):
+    """An answer."""
+
+    role: str
+    content: str | None
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    """One answer of /v1/chat/completions."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class Chat(msgspec.Struct, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+
+
+class ChatDelta(msgspec.Struct):
+    """What a chunk adds to a chat's answer."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, kw_only=True):
+    """An answer's part of a chunk."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class Model(msgspec.Struct, kw_only=True):
+    """A name the model answers to."""
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "headrace"
+    root: str
+    parent: str | None = None
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct):
+    """`GET /v1/models`."""
+
+    data: list[Model]
+    object: str = "list"
+
+
+class Tokens(msgspec.Struct, kw_only=True):
+    """`POST /tokenize`."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Text(msgspec.Struct):
+    """`POST /detokenize`."""
+
+    prompt: str
+
+
+class Version(msgspec.Struct):
+    """`GET /version`."""
+
+    version: str

@@ -1,0 +1,237 @@
+"""`POST /v1/chat/completions`: what it asks of the engine, and how it is answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import UNSET
+
+from headrace.core.sampling_params import SamplingParams
+from headrace.outputs import CompletionDelta, CompletionOutput, RequestOutput, RequestUpdate
+from headrace.server.answers import (
+    Chat,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+)
+from headrace.server.errors import ApiError, failure_of
+from headrace.server.formats import EventWriter, Head, usage_of
+from headrace.server.protocol import ChatBody
+from headrace.server.tokens import Candidates, TokenWriter, prompt_logprobs
+
+__all__ = ["ChatFormat", "chat_params", "echo_of", "template_messages", "template_options"]
+
+OWN_OPTIONS = (
+    "self",
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "template_name",
+)
+"""What a request may not set as variables of the template."""
+
+
+def chat_params(body: ChatBody, sampling: Mapping[str, Any], max_tokens: int | None) -> SamplingParams:
+    """Return what the engine is asked for. Raises `ApiError` or `RequestError` for what it is not able to do.
+
+    max_tokens: where the request sets none; None: up to the end of the context.
+    """
+    _refuse_tools(body)
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, f"top_logprobs {body.top_logprobs} needs logprobs: true", param="top_logprobs")
+    if body.stream and "prompt_logprobs" in sampling:
+        raise ApiError(400, "prompt_logprobs: not in a stream", param="prompt_logprobs")
+    asked = dict(sampling)
+    if body.logprobs:
+        asked["logprobs"] = body.top_logprobs or 0
+    given = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    least = asked.get("min_tokens", 0)
+    if given is None and max_tokens is not None and isinstance(least, int) and least <= max_tokens:
+        given = max_tokens
+    return SamplingParams(**asked, max_tokens=given)
+
+
+def _refuse_tools(body: ChatBody) -> None:
+    if body.tool_choice not in (None, "none") and not body.tools:
+        raise ApiError(400, "tool_choice needs tools, and there are none", param="tool_choice")
+    if body.tools and body.tool_choice != "none":
+        raise ApiError(
+            400,
+            "tools: this server does not call tools yet; send tool_choice 'none' to show them to the model alone",
+            param="tools",
+        )
+
+
+def template_messages(messages: Sequence[Any]) -> list[Any]:
+    """Return messages as templates know them. What is no message stays as it is: the template's room refuses it.
+
+    A developer is what OpenAI now calls the system; an assistant's turn that only calls tools has an empty text;
+    arguments of a call become an object where they are the text of one.
+    """
+    return [_template_message(message) if isinstance(message, dict) else message for message in messages]
+
+
+def _template_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    changed = dict(message)
+    if changed.get("role") == "developer":
+        changed["role"] = "system"
+    calls = changed.get("tool_calls")
+    if calls:
+        if changed.get("content") is None:
+            changed["content"] = ""
+        if isinstance(calls, list):
+            changed["tool_calls"] = [_template_call(call) for call in calls]
+    return changed
+
+
+def _template_call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    if not isinstance(arguments, dict):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def template_options(
+    add_generation_prompt: bool | None, continue_final_message: bool, variables: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the keywords of `AsyncLLM.render_chat`. Raises `ApiError` for variables that are keywords."""
+    for name in variables or {}:
+        if name in OWN_OPTIONS:
+            raise ApiError(
+                400,
+                f"chat_template_kwargs.{name}: it is no variable of the template; set the field of the request",
+                param=f"chat_template_kwargs.{name}",
+            )
+    if add_generation_prompt is None:
+        add_generation_prompt = not continue_final_message
+    return {
+        **(variables or {}),
+        "add_generation_prompt": add_generation_prompt,
+        "continue_final_message": continue_final_message,
+    }
+
+
+def echo_of(body: ChatBody, role: str) -> str:
+    """Return the last message's text, where it is to stand before the answer: its role is the answer's."""
+    last = body.messages[-1]
+    if not body.echo or last.get("role") != role:
+        return ""
+    content = last.get("content")
+    if isinstance(content, list):
+        return "\n".join(part["text"] if isinstance(part, dict) else str(part) for part in content)
+    return content or ""
+
+
+class ChatFormat:
+    """How a request to /v1/chat/completions is answered.
+
+    Parameters
+    ----------
+    role: of the answer.
+    echo: stands before each answer.
+    asked_prompt_logprobs: the request has the field `prompt_logprobs`.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        body: ChatBody,
+        params: SamplingParams,
+        writer: TokenWriter,
+        *,
+        role: str,
+        echo: str = "",
+        asked_prompt_logprobs: bool = False,
+    ) -> None:
+        self._head = head
+        self._body = body
+        self._writer = writer
+        self._role = role
+        self._echo = echo
+        self._asked_prompt_logprobs = asked_prompt_logprobs
+        self._begun = [False] * params.n
+        self._events = EventWriter(head, "chat.completion.chunk", body.stream_options)
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> Chat:
+        """Return the answer."""
+        head, (output,) = self._head, outputs
+        chat = Chat(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            system_fingerprint=head.system_fingerprint,
+            choices=[self._choice(answer) for answer in output.outputs],
+            usage=usage_of(outputs),
+        )
+        if self._body.return_token_ids:
+            chat.prompt_token_ids = output.prompt_token_ids
+        if self._asked_prompt_logprobs:
+            chat.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+        return chat
+
+    def write(self, place: int, update: RequestUpdate, events: list[bytes]) -> None:
+        """See `AnswerFormat`: the role, the echo, one chunk a delta, and one for the end."""
+        self._events.count(place, update)
+        for delta in update.deltas:
+            failure = failure_of(delta)
+            if failure is not None:
+                raise failure
+            if not self._begun[delta.index]:
+                self._begun[delta.index] = True
+                events += self._opening(delta.index)
+            if delta.token_ids or delta.text:
+                choice = ChatChunkChoice(
+                    index=delta.index,
+                    delta=ChatDelta(content=delta.text),
+                    logprobs=self._logprobs(delta.logprobs) if delta.token_ids else None,
+                    token_ids=delta.token_ids if self._body.return_token_ids else UNSET,
+                )
+                events.append(self._events.event(choice))
+            if delta.finish_reason is not None:
+                events.append(self._finish(delta))
+
+    def end(self) -> bytes:
+        """See `AnswerFormat`."""
+        return self._events.end()
+
+    def _opening(self, index: int) -> list[bytes]:
+        deltas = [ChatDelta(role=self._role, content="")]
+        if self._echo:
+            deltas.append(ChatDelta(content=self._echo))
+        return [self._events.event(ChatChunkChoice(index=index, delta=delta)) for delta in deltas]
+
+    def _finish(self, delta: CompletionDelta) -> bytes:
+        return self._events.event(
+            ChatChunkChoice(
+                index=delta.index,
+                delta=ChatDelta(),
+                finish_reason=delta.finish_reason,
+                stop_reason=delta.stop_reason,
+            )
+        )
+
+    def _choice(self, answer: CompletionOutput) -> ChatChoice:
+        return ChatChoice(
+            index=answer.index,
+            message=ChatMessage(self._role, self._echo + answer.text),
+            logprobs=self._logprobs(answer.logprobs),
+            finish_reason=answer.finish_reason,
+            stop_reason=answer.stop_reason,
+            token_ids=answer.token_ids if self._body.return_token_ids else UNSET,
+        )
+
+    def _logprobs(self, entries: list[Candidates] | None) -> ChatLogprobs | None:
+        if not self._body.logprobs or entries is None:
+            return None
+        return self._writer.chat(entries, self._body.top_logprobs or 0)

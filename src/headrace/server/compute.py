@@ -1,0 +1,241 @@
+"""The compute routes without HTTP around them: a body is checked, run by the engine, and answered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+
+from headrace.async_llm import AsyncLLM
+from headrace.core.errors import HeadraceError, RequestError
+from headrace.core.sampling_params import SamplingParams
+from headrace.front_half import FrontHalf
+from headrace.frontend import Prepared
+from headrace.server.chat import ChatFormat, chat_params, echo_of, template_messages, template_options
+from headrace.server.completions import CompletionFormat, completion_params, prompts_of
+from headrace.server.errors import ApiError, api_error, short, validation_error
+from headrace.server.fields import Fields, KnownFields, ignored_header, sampling_names
+from headrace.server.formats import AnswerFormat, Head
+from headrace.server.options import ServerSection, model_names
+from headrace.server.protocol import Body, ChatBody, CompletionBody
+from headrace.server.runs import Run
+from headrace.server.tokens import TokenWriter
+
+__all__ = ["CHAT", "COMPLETIONS", "ComputeRoutes", "Job"]
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+
+B = TypeVar("B", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request that passed every check: to be run, and answered in its format."""
+
+    head: Head
+    run: Run
+    format: AnswerFormat
+    stream: bool
+    unknown: list[str]
+    """Fields that were passed over."""
+
+
+class ComputeRoutes:
+    """Answers bodies of the compute routes. Used on the engine's event loop."""
+
+    def __init__(self, engine: AsyncLLM, options: ServerSection) -> None:
+        self._engine = engine
+        self._options = options
+        sampling = sampling_names(engine.registry)
+        self._completion_fields = KnownFields(CompletionBody, sampling)
+        self._chat_fields = KnownFields(ChatBody, sampling)
+        self._begin = {COMPLETIONS: self._begin_completions, CHAT: self._begin_chat}
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What the model may be called; the first is its own."""
+        return model_names(self._engine.config)
+
+    def check_there(self) -> None:
+        """Raise `ApiError` 503 where there is no engine to ask."""
+        lost = self._engine.lost
+        if lost is not None:
+            raise api_error(lost)
+
+    def check_model(self, name: str | None) -> str:
+        """Return what an answer calls the model. Raises `ApiError` 404 for a name it does not have."""
+        if not name:
+            return self.names[0]
+        if name not in self.names:
+            raise ApiError(
+                404,
+                f"there is no model {short(name)}; there are: {', '.join(self.names)}",
+                param="model",
+                code="model_not_found",
+            )
+        return name
+
+    def read_plain(self, model: type[B], data: Mapping[str, Any]) -> tuple[B, dict[str, str]]:
+        """Return the checked body of a route that asks nothing of the engine, and headers for its answer."""
+        known = KnownFields(model)
+        fields = known.sort(data)
+        body = _check_body(model, fields.own)
+        self.check_model(fields.own.get("model"))
+        if self._options.strict:
+            known.refuse(fields.unknown)
+        return body, ignored_header(model.__name__, fields.unknown)
+
+    async def begin(self, url: str, data: Mapping[str, Any]) -> Job:
+        """Check a body and tokenize its prompts; nothing was sent to the engine then.
+
+        url: one of the compute routes. Raises `ApiError` and `RequestError`; `EngineError` where it is gone.
+        """
+        return await self._begin[url](data)
+
+    async def answer(self, url: str, data: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Answer a body as the route does, without a stream: the status and the answer, or the error."""
+        job = None
+        try:
+            if url not in self._begin:
+                raise ApiError(404, f"there is no route {short(url)}; there are: {', '.join(self._begin)}")
+            job = await self.begin(url, data)
+            if job.stream:
+                raise ApiError(400, "stream: answers are whole here; leave it out", param="stream")
+            job.run.submit()
+            return 200, msgspec.to_builtins(job.format.whole(await job.run.finish()))
+        except ApiError as error:
+            return error.status, msgspec.to_builtins(error.answer)
+        except HeadraceError as error:
+            told = api_error(error)
+            return told.status, msgspec.to_builtins(told.answer)
+        finally:
+            if job is not None:
+                job.run.abort()
+
+    async def _begin_completions(self, data: Mapping[str, Any]) -> Job:
+        body, fields = self._read(CompletionBody, self._completion_fields, data)
+        prompts = prompts_of(body, self._options.max_prompts)
+        params = completion_params(body, fields.sampling)
+        self._check_choices(len(prompts), params.n)
+        head = self._head("cmpl", body)
+        requests = []
+        for place, prompt in enumerate(prompts):
+            try:
+                request = await self._prepare(f"{head.id}-{place}", prompt, params, body.priority)
+            except RequestError as error:
+                where = f"prompt[{place}]: " if len(prompts) > 1 else ""
+                raise RequestError(f"{where}{error}", param=error.param) from error
+            requests.append(request)
+            await asyncio.sleep(0)  # many short prompts must not hold up everybody's streams
+        front = self._engine.front
+        answers = CompletionFormat(
+            head,
+            body,
+            params,
+            TokenWriter(front.tokenizer, as_ids=body.return_tokens_as_token_ids),
+            _hidden_ids(front, params),
+            len(prompts),
+            asked_prompt_logprobs="prompt_logprobs" in fields.sampling,
+        )
+        return Job(head, Run(self._engine, requests), answers, body.stream, fields.unknown)
+
+    async def _begin_chat(self, data: Mapping[str, Any]) -> Job:
+        body, fields = self._read(ChatBody, self._chat_fields, data)
+        if body.chat_template is not None:
+            raise ApiError(
+                400,
+                "chat_template: a template that comes with a request is not trusted; the server may be started with "
+                "one (--chat-template)",
+                param="chat_template",
+            )
+        front = self._engine.front
+        defaults = front.defaults.apply(SamplingParams())
+        limit = defaults.max_tokens if "max_tokens" in defaults.model_fields_set else None
+        params = chat_params(body, fields.sampling, limit)
+        self._check_choices(1, params.n)
+        options = template_options(
+            body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs
+        )
+        tools = None if body.tools is None else data["tools"]
+        text = await self._engine.render_chat(template_messages(body.messages), tools=tools, **options)
+        head = self._head("chatcmpl", body)
+        request = await self._prepare(f"{head.id}-0", text, params, body.priority, is_chat=True)
+        role = self._options.response_role
+        if not options["add_generation_prompt"]:
+            role = str(body.messages[-1]["role"])
+        answers = ChatFormat(
+            head,
+            body,
+            params,
+            TokenWriter(front.tokenizer, as_ids=body.return_tokens_as_token_ids),
+            role=role,
+            echo=echo_of(body, role),
+            asked_prompt_logprobs="prompt_logprobs" in fields.sampling,
+        )
+        return Job(head, Run(self._engine, [request]), answers, body.stream, fields.unknown)
+
+    def _read(self, model: type[B], known: KnownFields, data: Mapping[str, Any]) -> tuple[B, Fields]:
+        """Return a body's own fields, checked, and all of them, sorted."""
+        fields = known.sort(data)
+        body = _check_body(model, fields.own)
+        assert isinstance(body, Body)
+        self.check_model(body.model)
+        if body.stream_options is not None:
+            if not body.stream:
+                raise ApiError(400, "stream_options needs stream: true", param="stream_options")
+            fields.unknown.extend(f"stream_options.{name}" for name in body.stream_options.model_extra or {})
+        if body.response_format is not None and body.response_format.type != "text":
+            raise ApiError(
+                400,
+                f"response_format.type {body.response_format.type!r}: this server does not constrain answers yet; "
+                "allowed: 'text'",
+                param="response_format.type",
+            )
+        if self._options.strict:
+            known.refuse(fields.unknown)
+        return body, fields
+
+    def _check_choices(self, num_prompts: int, n: int) -> None:
+        limit = self._options.max_choices
+        if num_prompts * n > limit:
+            raise ApiError(
+                400,
+                f"{num_prompts} prompts with n {n} ask for {num_prompts * n} answers, and this server gives {limit} "
+                "to a request (max_choices)",
+                param="n",
+            )
+
+    def _head(self, prefix: str, body: Body) -> Head:
+        return Head(
+            f"{prefix}-{uuid.uuid4().hex}",
+            int(time.time()),
+            self.check_model(body.model),
+            self._engine.front.facts.fingerprint,
+        )
+
+    async def _prepare(
+        self, name: str, prompt: Any, params: SamplingParams, priority: int, *, is_chat: bool = False
+    ) -> Prepared:
+        return await self._engine.prepare(prompt, params, is_chat=is_chat, request_id=name, priority=priority)
+
+
+def _check_body(model: type[B], fields: Mapping[str, Any]) -> B:
+    """Return a body. Raises `ApiError` naming the first field that is wrong."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise validation_error(error) from None
+
+
+def _hidden_ids(front: FrontHalf, params: SamplingParams) -> frozenset[int]:
+    """Return the ids that texts do not show."""
+    if front.tokenizer is None or not params.skip_special_tokens:
+        return frozenset()
+    return front.tokenizer.special_ids | {*front.tokenizer.eos_token_ids, *front.eos_token_ids}

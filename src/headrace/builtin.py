@@ -19,6 +19,7 @@ BUILTIN = (
     "headrace.plugins.http_metrics",
     "headrace.plugins.step_record",
     "headrace.plugins.admission",
+    "headrace.plugins.tracing",
     "headrace.server.plugin",
 )
 """In the order of loading, which is the order in which `attention_backend: auto` tries them."""

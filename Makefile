@@ -6,7 +6,7 @@ BIN    := .venv/bin
 SOURCES := $(wildcard core backends models executors plugins src tests tools benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo test check format typecheck fuzz bench-scheduler bench-native kv-waste floor peers compare abuse soak fuzz-http clean
+.PHONY: help setup lock demo test check format typecheck fuzz bench-scheduler bench-native kv-waste floor peers compare abuse serve-overhead soak fuzz-http clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ compare: setup ## Time Headrace and its peers, one after another, between two lo
 
 abuse: setup ## Serve 256 streams at once and 1,000 clients that vanish, and see what is left of them
 	$(BIN)/python benchmarks/serving/abuse.py
+
+serve-overhead: setup ## Compare an engine over HTTP with the same one called from a program
+	$(BIN)/python benchmarks/serving/overhead.py
 
 soak: setup ## Serve mixed traffic for MINUTES (default: 30), and see whether memory stays where it is
 	$(BIN)/python benchmarks/serving/soak.py $(if $(MINUTES),--minutes $(MINUTES))

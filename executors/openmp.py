@@ -1,9 +1,9 @@
 """How OpenMP's threads wait for each other: told to its runtime in the environment, before torch loads it.
 
-At the end of each parallel piece of work the quicker threads spin until the slowest is there. GNU's runtime spins for
-milliseconds by default, which is quickest while nobody else wants the cores, and ruinous where somebody does: the thread
-they wait for stands still while they spin in its place. A bound of some ten microseconds costs a little and ends that.
-Measured on 2 cores with SmolLM2, tokens a second of one stream and of 32, alone and beside one busy process:
+At the end of each parallel piece of work the quicker threads spin until the slowest is there. GNU's runtime spins
+for milliseconds by default, which is quickest while nobody else wants the cores, and ruinous where somebody does: the
+thread they wait for stands still while they spin in its place. A bound of some ten microseconds costs a little and
+ends that. Measured on 2 cores with SmolLM2, tokens a second of one stream and of 32, alone and beside a busy process:
 
     turns of the loop     alone          beside a busy process
     300,000 (default)     235 / 1,940    -

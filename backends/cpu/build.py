@@ -91,7 +91,7 @@ def build_kernels(
 
     def compiled_in(root: Path) -> Path:
         target = root / key / f"{name}.so"
-        return create_once(target, lambda to: compile_shared(compiler, tier, sources, headers, to, name))
+        return create_once(target, lambda to: _compiled(compiler, tier, sources, headers, to, name))
 
     try:
         return compiled_in(kernels_folder())
@@ -120,9 +120,16 @@ def prebuild_kernels(tier: Tier, folder: Path) -> Path:
     sources, headers = kernel_sources(), kernel_headers()
     compiler = _needed_compiler()
     target = folder / sources_digest(sources, headers, tier) / f"{PACKAGE_KERNELS}.so"
-    return create_once(
-        target, lambda to: compile_shared(compiler, tier, sources, headers, to, PACKAGE_KERNELS)
-    )
+    return create_once(target, lambda to: _compiled(compiler, tier, sources, headers, to, PACKAGE_KERNELS))
+
+
+def _compiled(
+    compiler: Compiler, tier: Tier, sources: Sequence[Path], headers: Sequence[Path], folder: Path, name: str
+) -> Path:
+    """Say so, since it takes seconds in which nothing else is seen, and compile."""
+    what = "native kernels" if name == PACKAGE_KERNELS else f"kernels {name!r}"
+    logger.warning("compiling %s for %s (once, some seconds)", what, tier.name)
+    return compile_shared(compiler, tier, sources, headers, folder, name)
 
 
 def load_kernels(path: Path) -> ctypes.CDLL:

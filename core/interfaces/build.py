@@ -72,8 +72,8 @@ class HttpContext:
     """HTTP server: for routes of plugins."""
 
     app: Any
-    """The `fastapi.FastAPI` application; add routes to it. Every path but those of probes asks for the API key, /debug
-    exists in developer mode alone."""
+    """The `fastapi.FastAPI` application; add routes to it. Every path but those of probes asks for the API key, and
+    /debug exists in developer mode alone."""
     engine: EngineCalls
     config: EngineConfig
     registry: Registry

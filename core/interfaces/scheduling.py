@@ -127,7 +127,7 @@ class Constraint:
     name = "constraint"
 
     def on_add(self, request: Request) -> None:
-        """A request arrived. Where another constraint refuses it afterwards, `on_finish` is called."""
+        """A request arrived. Where another constraint or the policy refuses it afterwards, `on_finish` is called."""
 
     def begin(self, plan: StepPlan) -> None:
         """A new step is planned: reset what is counted a step."""
@@ -144,6 +144,10 @@ class Constraint:
 
     def on_finish(self, request: Request) -> None:
         """The request is gone."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Series by Prometheus name, without prefix; see `headrace.core.metrics`."""
+        return {}
 
 
 class EngineListener:

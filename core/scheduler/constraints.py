@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headrace.core.errors import HeadraceError, PluginCallError
 from headrace.core.interfaces.scheduling import Constraint, Wait
@@ -18,9 +18,13 @@ class Constraints:
 
     def __init__(self, constraints: Sequence[Constraint]) -> None:
         self._constraints = tuple(constraints)
+        # Asked for every request of every step: those that have nothing to say are left out.
+        self._limiting = tuple(each for each in constraints if type(each).limit is not Constraint.limit)
+        self._committing = tuple(each for each in constraints if type(each).commit is not Constraint.commit)
 
     def __bool__(self) -> bool:
-        return bool(self._constraints)
+        """Whether there is anybody to ask for a limit."""
+        return bool(self._limiting)
 
     def begin(self, plan: StepPlan) -> None:
         """Tell all that a step is planned; a failure here is the step's."""
@@ -41,7 +45,7 @@ class Constraints:
 
     def limit(self, request: Request, start: int, count: int) -> int | Wait:
         """Return the lowest of all answers, or the first `Wait`."""
-        for constraint in self._constraints:
+        for constraint in self._limiting:
             try:
                 answer = constraint.limit(request, start, count)
             except HeadraceError:
@@ -60,7 +64,7 @@ class Constraints:
 
     def commit(self, request: Request, start: int, count: int, plan: StepPlan) -> None:
         """Tell all that the tokens are in the plan."""
-        for constraint in self._constraints:
+        for constraint in self._committing:
             constraint.commit(request, start, count, plan)
 
     def revoke(self, request: Request, plan: StepPlan) -> None:
@@ -72,6 +76,10 @@ class Constraints:
         """Tell all that the request is gone."""
         for constraint in self._constraints:
             constraint.on_finish(request)
+
+    def metrics(self) -> Mapping[str, float]:
+        """Figures of all constraints."""
+        return {name: value for each in self._constraints for name, value in each.metrics().items()}
 
 
 def _named(constraint: Constraint, method: str, error: Exception) -> PluginCallError:

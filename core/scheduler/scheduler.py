@@ -60,7 +60,11 @@ class UnifiedScheduler:
             raise RequestError(f"a request with the id {request.request_id!r} is being served already")
         added = Request(request, max_tokens_total=self._limits.check(request), first_step=self._next_step)
         self._constraints.on_add(added)
-        self._queue.push(added)
+        try:
+            self._queue.push(added)
+        except HeadraceError:
+            self._constraints.on_finish(added)
+            raise
         self._requests[request.request_id] = added
         self._listener.on_add(added)
 
@@ -512,4 +516,5 @@ class UnifiedScheduler:
             "num_preemptions": self._num_preemptions,
             **waiting_by_reason(self._parked, num_queued=len(self._queue)),
             **self._kv.metrics(),
+            **self._constraints.metrics(),
         }

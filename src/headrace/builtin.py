@@ -18,6 +18,7 @@ BUILTIN = (
     "headrace.plugins.pooling",
     "headrace.plugins.http_metrics",
     "headrace.plugins.step_record",
+    "headrace.plugins.admission",
     "headrace.server.plugin",
 )
 """In the order of loading, which is the order in which `attention_backend: auto` tries them."""

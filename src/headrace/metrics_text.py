@@ -67,19 +67,29 @@ class _Collector(Collector):
 def _families(
     series: Mapping[str, float], described: Mapping[str, Metric], prefix: str, labels: Mapping[str, str]
 ) -> Iterator[Family]:
-    """Gather series by what they belong to; of two that are one to Prometheus, the later counts."""
+    """Gather series by what they belong to; of two that are one to Prometheus, the later counts.
+
+    What is described and has no series is there as well, without a sample: readers see every name from the start.
+    """
     families: dict[str, Family] = {}
     samples: dict[str, dict[Key, float]] = {}
-    for name, value in series.items():
-        base, own = _parse(name)
-        stem, end, metric = _belongs_to(base, described)
+
+    def family_of(stem: str, metric: Metric) -> str:
         full = f"{prefix}:{stem}"
         if full not in families:
             families[full] = Family(full, metric.help, metric.kind)
             samples[full] = {}
+        return full
+
+    for name, value in series.items():
+        base, own = _parse(name)
+        stem, end, metric = _belongs_to(base, described)
+        full = family_of(stem, metric)
         if end == "_bucket":
             own["le"] = floatToGoString(float(own.get("le", "+Inf")))
         samples[full][full + end, tuple(sorted({**labels, **own}.items()))] = value
+    for name, metric in described.items():
+        family_of(name.removesuffix("_total") if metric.kind == "counter" else name, metric)
     for full, family in families.items():
         told = list(samples[full].items())
         if family.type == "histogram":

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from headrace.backends.cpu.compiler import find_compiler
 from headrace.bench import measure
 from headrace.bench.datasets import Vocabulary, prepare_dataset
 from headrace.bench.facts import mean, percentile, percentiles
@@ -31,6 +32,7 @@ VLLM_THROUGHPUT = {
 }
 VLLM_LATENCY = {"avg_latency", "latencies", "percentiles"}
 VLLM_STARTUP = {"avg_warm_startup_time", "warm_startup_times", "warm_startup_percentiles"}
+VLLM_COLD = {"avg_cold_startup_time", "cold_startup_times", "cold_startup_percentiles"}
 OURS = {"headrace", "date", "model", "engine", "machine", "workload"}
 
 
@@ -227,6 +229,33 @@ def test_startup(capsys: Any, tmp_path: Path, tiny_llama_folder: Path) -> None:
     assert len(found["times_to_first_token"]) == 2
     assert found["engine"]["max_num_seqs"] == 3
     assert "Avg time to first token" in text
+
+
+def test_cold_starts_compile_kernels_and_leave_the_cache_alone(
+    capsys: Any, tmp_path: Path, tiny_llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Known by what the compiler is asked, in a cache folder of the test's own; it is quick and does not optimize."""
+    cache, log, compiler = tmp_path / "cache", tmp_path / "compiled", tmp_path / "g++"
+    found = find_compiler()
+    assert found is not None
+    compiler.write_text(
+        f'#!/bin/sh\ncase "$*" in *-shared*) echo x >> {log};; esac\nexec {found.command[0]} "$@" -O0\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("HEADRACE_CACHE", str(cache))
+    (cache / "models").mkdir(parents=True)
+    words = ("startup", str(tiny_llama_folder), "--num-iters-warmup", "0", "--num-iters-warm", "1")
+    text, found_cold = bench(capsys, tmp_path, *words, "--num-iters-cold", "1")
+    assert set(found_cold) >= VLLM_STARTUP | VLLM_COLD
+    assert log.read_text().split() == ["x"] * 2  # the cold start, and the first warm one
+    assert len(found_cold["cold_startup_times"]) == 1
+    assert found_cold["avg_cold_startup_time"] > 0.5
+    assert "seconds cold" in text
+    assert sorted(path.name for path in cache.iterdir()) == ["kernels", "models"]
+    _, found_warm = bench(capsys, tmp_path, *words)
+    assert not VLLM_COLD & set(found_warm)
+    assert log.read_text().split() == ["x"] * 2
 
 
 def test_startup_says_why_a_process_failed(capsys: Any, tmp_path: Path) -> None:

@@ -255,6 +255,25 @@ def test_however_a_program_ends_its_engine_ends_too(tiny: str, how: str) -> None
     assert sockets() == before
 
 
+@pytest.mark.slow
+def test_engines_that_start_at_the_same_moment_do_not_meet(tiny: str) -> None:
+    """Source: vllm-project/vllm#28498."""
+    program = (
+        "from headrace import LLM, SamplingParams\n"
+        f"llm = LLM({tiny!r}, engine_process=True, show_report=False)\n"
+        "params = SamplingParams(max_tokens=16, seed=1, ignore_eos=True)\n"
+        "print(llm.generate([[1, 2, 3]], params, use_tqdm=False)[0].outputs[0].token_ids)\n"
+    )
+    before = sockets()
+    running = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(6)
+    ]
+    answers = [process.communicate(timeout=120)[0] for process in running]
+    assert [process.returncode for process in running] == [0] * 6
+    assert len(set(answers)) == 1
+    assert sockets() == before
+
+
 # For programs with an event loop ---------------------------------------------------------------------
 
 

@@ -292,7 +292,15 @@ def test_plugins_that_are_not_essential_can_be_switched_off_one_at_a_time() -> N
 
     optional = {module.rpartition(".")[2] for module in BUILTIN if module.startswith("headrace.plugins.")}
     optional -= ESSENTIAL
-    assert optional == {"min_tokens", "logit_bias", "penalties", "engine_metrics", "pooling", "step_record"}
+    assert optional == {
+        "min_tokens",
+        "logit_bias",
+        "penalties",
+        "engine_metrics",
+        "pooling",
+        "step_record",
+        "admission",
+    }
     for name in sorted(optional):
         llm = LLM("smollm2", max_model_len=64, disable_plugins=[name], show_report=False)
         assert llm.generate("hi", SHORT, use_tqdm=False)[0].outputs[0].token_ids

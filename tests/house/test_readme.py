@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -10,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from headrace.testing.serving import serving
 
 PAGES = (
     "docs/batch.md",
@@ -22,6 +25,10 @@ PAGES = (
 """Pages whose Python blocks are run, as one script each; a block that begins with `# NAME.py` is that file."""
 
 
+SERVE = "headrace serve "
+"""The one command that does not end by itself."""
+
+
 def blocks(root: Path, language: str, page: str = "README.md") -> list[str]:
     """Return a page's fenced blocks of a language."""
     found = re.findall(rf"^```{language}\n(.*?)^```$", (root / page).read_text(), re.MULTILINE | re.DOTALL)
@@ -32,7 +39,8 @@ def blocks(root: Path, language: str, page: str = "README.md") -> list[str]:
 def commands(root: Path) -> list[str]:
     """Return README's calls of `headrace`."""
     lines = "\n".join(blocks(root, "sh")).splitlines()
-    return [line.removeprefix(".venv/bin/") for line in lines if line.startswith(".venv/bin/headrace ")]
+    called = [line.removeprefix(".venv/bin/") for line in lines if line.startswith(".venv/bin/headrace ")]
+    return [command for command in called if not command.startswith(SERVE)]
 
 
 def run(command: list[str], folder: Path) -> str:
@@ -81,6 +89,17 @@ def test_the_commands_run(root, tmp_path):
     assert len(shown) >= 5
     for command in shown:
         assert run(shlex.split(command), tmp_path).strip(), command
+
+
+@pytest.mark.weights
+def test_the_server_of_readme_answers_the_curl_below_it(root, tmp_path):
+    text = (root / "README.md").read_text()
+    assert f".venv/bin/{SERVE}smollm2 --port 8000\n" in text
+    [body] = re.findall(r"-d '(\{.*\})'", text)
+    with serving(tmp_path) as server:
+        status, answer = server.post("/v1/chat/completions", json.loads(body))
+        assert status == 200
+        assert answer["choices"][0]["message"]["content"]
 
 
 def test_all_pages_are_listed(root):

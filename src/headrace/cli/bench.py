@@ -143,6 +143,9 @@ def startup(
         int, typer.Option("--num-iters-warmup", metavar="N", min=0, help="Starts before, untimed.")
     ] = 1,
     num_iters_warm: Annotated[int, typer.Option("--num-iters-warm", metavar="N", min=1, help="Starts.")] = 3,
+    num_iters_cold: Annotated[
+        int, typer.Option("--num-iters-cold", metavar="N", min=0, help="Starts that compile kernels anew.")
+    ] = 0,
     output_json: OutputJson = None,
 ) -> None:
     """Start fresh processes, and tell how long each takes from the command to its first token, stage by stage."""
@@ -155,7 +158,7 @@ def startup(
     _check_writable(output_json)
     with download_progress() as progress:
         resolve_model(started.config.model, started.plugins.registry, progress)
-    with counting(num_iters_warmup + num_iters_warm, "starts") as tick:
+    with counting(num_iters_cold + num_iters_warmup + num_iters_warm, "starts") as tick:
         figures = measure_startup(
             args.model,
             args.file,
@@ -163,11 +166,17 @@ def startup(
             prompt_len=input_len,
             num_iters_warmup=num_iters_warmup,
             num_iters=num_iters_warm,
+            num_iters_cold=num_iters_cold,
             tick=tick,
         )
     stages = ", ".join(f"{name.replace('_', ' ')} {value:.2f}" for name, value in figures["stages"].items())
     emit(f"Avg time to first token: {figures['avg_time_to_first_token']:.2f} seconds: {stages}\n")
     _tell_percentiles("time to first token", figures["time_to_first_token_percentiles"])
+    if num_iters_cold:
+        emit(
+            f"Avg time of the engine's stage: {figures['avg_cold_startup_time']:.2f} seconds cold, "
+            f"{figures['avg_warm_startup_time']:.2f} warm\n"
+        )
     _write(
         output_json, {**figures, "workload": {"input_len": input_len, "num_iters_warmup": num_iters_warmup}}
     )

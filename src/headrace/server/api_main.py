@@ -21,6 +21,7 @@ from headrace.process.child import ParentLine
 from headrace.process.launch import LaunchSpec, started_from
 from headrace.process.logs import LogChoice, set_up_logs
 from headrace.server.options import ServerSection
+from headrace.server.stats_log import log_stats
 from headrace.server.template import chosen_template
 
 __all__ = ["ApiWork", "main"]
@@ -121,12 +122,16 @@ class ApiProcess:
         self._parent.listen(on_order, lambda: None)
         if self._work.engine_is_ready:
             self._begin(self._connect())
+        if self._work.index == 0 and self._options.log_stats_interval:
+            self._begin(log_stats(self._llm, self._options.log_stats_interval))
         sock = socket.socket(fileno=self._work.socket_fd)
         serving = asyncio.create_task(self._server.serve(sockets=[sock]))
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.005)
         self._parent.ready("listening")
         await serving
+        for task in self._tasks:
+            task.cancel()
         await self._llm.shutdown()
 
     def _begin(self, work: Any) -> None:

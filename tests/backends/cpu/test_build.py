@@ -72,6 +72,25 @@ def test_the_second_time_nothing_is_compiled(kernel, cache, tmp_path, monkeypatc
     assert sorted(path.name for path in first.parent.iterdir()) == [".lock", "kernels.so"]
 
 
+def test_compiling_is_told_and_a_warm_cache_is_silent(kernel):
+    """By logging's own last resort, a line on standard error: nobody set up logging in this process."""
+    code = """
+        import sys
+        from pathlib import Path
+        from headrace.backends.cpu import build
+        from headrace.backends.cpu.isa import PORTABLE
+        *sources, header = map(Path, sys.argv[1:])
+        build.kernel_sources, build.kernel_headers = lambda: sources, lambda: [header]
+        build.build_kernels(sources, PORTABLE, headers=[header], name="mine")
+        build.build_package_kernels(PORTABLE)
+    """
+    for told in (["kernels 'mine'", "native kernels"], []):
+        process = script(code, *kernel[0], *kernel[1])
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        assert err.splitlines() == [f"compiling {what} for portable (once, some seconds)" for what in told]
+
+
 def test_processes_that_start_at_once_compile_once_and_agree(kernel, tmp_path):
     sources, headers = kernel
     wrapper, log = compiler_that_counts(tmp_path)

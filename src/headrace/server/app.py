@@ -70,7 +70,7 @@ def build_app(engine: AsyncLLM, options: ServerSection) -> FastAPI:
 
 def _endpoint(compute: ComputeRoutes, url: str, options: ServerSection) -> Any:
     async def answer(request: Request) -> Response:
-        return Exchange(compute, url, options.max_body_bytes)
+        return Exchange(compute, url, options)
 
     return answer
 

@@ -19,6 +19,8 @@ from headrace.server.compute import ComputeRoutes, Job
 from headrace.server.errors import ApiError, api_error, failure_of
 from headrace.server.fields import ignored_header
 from headrace.server.formats import DONE, error_event
+from headrace.server.options import ServerSection
+from headrace.server.request_log import log_request
 
 __all__ = ["Exchange"]
 
@@ -39,18 +41,18 @@ class Exchange(Response):
     that says what is wrong.
     """
 
-    def __init__(self, service: ComputeRoutes, url: str, max_body_bytes: int) -> None:
+    def __init__(self, compute: ComputeRoutes, url: str, options: ServerSection) -> None:
         self.background = None
-        self._service = service
+        self._compute = compute
         self._url = url
-        self._limit = max_body_bytes
+        self._options = options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run it."""
-        self._service.check_there()
-        data = await read_json(scope, receive, self._limit)
+        self._compute.check_there()
+        data = await read_json(scope, receive, self._options.max_body_bytes)
         async with _Watch(receive) as client:
-            job = await self._service.begin(self._url, data)
+            job = await self._compute.begin(self._url, data)
             client.on_gone(job.run.abort)
             try:
                 if not client.gone:
@@ -58,6 +60,8 @@ class Exchange(Response):
                     await self._answer(job, client, send)
             finally:
                 job.run.abort()
+                if self._options.log_requests:
+                    log_request(job, scope.get("state", {}).get("request_id"), client.gone)
 
     async def _answer(self, job: Job, client: _Watch, send: Send) -> None:
         headers = ignored_header(job.head.id, job.unknown)

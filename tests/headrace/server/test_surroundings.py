@@ -157,6 +157,23 @@ def test_the_name_of_a_request_comes_back(server: Any) -> None:
 
 
 @pytest.mark.weights
+def test_a_line_a_request_holds_no_text(server: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with server.variant(log_requests=True) as other:
+        body = {"prompt": ["secret word", "b"], "max_tokens": 3, "n": 2, "temperature": 1, "ignore_eos": True}
+        answer = other.ask("POST", "/v1/completions", body, X_Request_Id="mine").json
+        other.complete("a", max_tokens=2, stream=True, ignore_eos=True)
+    [line, second] = [r.getMessage() for r in caplog.records if r.name == "headrace.server.request_log"]
+    assert line.startswith(
+        f"{answer['id']} (mine): 2 prompts with 3 tokens (0 cached), 4 answers with 12 tokens (length), "
+    )
+    assert "s in queue" in line
+    assert line.endswith(" s in all")
+    assert "1 prompts with 1 tokens (0 cached), 1 answers with 2 tokens (length)" in second
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.weights
 def test_pages_of_allowed_origins_may_ask(server: Any) -> None:
     asked = {"Origin": "https://a.example", "Access_Control_Request_Method": "POST"}
     assert server.ask("OPTIONS", "/v1/completions", **asked).status == 405

@@ -90,7 +90,10 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"priority": "x"}, "priority", "'x'"),
     ({"model": 7}, "model", "7"),
     ({"temperature": HUGE}, "temperature", "xxx"),
-    ({"add_special_tokens": "x"}, "add_special_tokens", "'x'"),
+    ({"add_special_tokens": "no"}, "add_special_tokens", "'no'"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "0"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "-2"),
+    ({"truncate_prompt_tokens": "5"}, "truncate_prompt_tokens", "'5'"),
     ({"response_format": {"type": "json_object"}}, "response_format.type", "json_object"),
 ]
 

@@ -136,7 +136,7 @@ async def _send_updates(job: Job, updates: list[tuple[int, RequestUpdate]], send
     while True:
         events: list[bytes] = []
         try:
-            for place, update in updates:
+            for place, update in job.intervals.take(updates):
                 job.format.write(place, update, events)
         finally:
             if events:

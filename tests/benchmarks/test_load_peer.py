@@ -54,8 +54,15 @@ def test_text_and_ids_are_the_same_prompt(
     ],
 )
 def test_when_they_agree(script: Script, peer: dict[str, float], passed: bool) -> None:
-    found = script("load_peer").compare([figures(), figures(mean_ttft_ms=51.0)], figures(**peer), 8)
+    """A machine that drifts from run to run changes nothing."""
+    compare = script("load_peer").compare
+    drift = [figures(output_throughput=rate) for rate in (100.0, 80.0, 60.0, 50.0)]
+    theirs = [figures(**peer), *(figures(output_throughput=rate) for rate in (70.0, 55.0))]
+    found = compare(drift, theirs, 8)
+    assert found["figures"]["output_throughput"]["peer_by_ours"][1:] == [1.0, 1.0]
+    assert found["passed"] is (
+        peer.get("completed", 8) == 8 and "failed" not in peer and "total_output_tokens" not in peer
+    )
+    found = compare([figures(), figures()], [figures(**peer)], 8)
     assert found["passed"] is passed
-    assert found["figures"]["mean_ttft_ms"]["ours"] == [50.0, 51.0]
-    rate = found["figures"]["output_throughput"]
-    assert rate["peer_by_ours"] == pytest.approx(rate["peer"] / 100)
+    assert found["figures"]["mean_ttft_ms"]["median"] == pytest.approx(peer.get("mean_ttft_ms", 50.0) / 50)

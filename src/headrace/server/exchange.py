@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -70,7 +69,7 @@ class Exchange(Response):
                 await _send_stream(job, headers, send)
             else:
                 answer = job.format.whole(await job.run.finish())
-                await _send_whole(send, 200, msgspec.json.encode(answer), headers)
+                await _send_whole(msgspec.json.encode(answer), headers, send)
         except ApiError:
             if not client.gone:
                 raise
@@ -103,14 +102,12 @@ class _Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
 
 
-async def _send_whole(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+async def _send_whole(body: bytes, headers: Mapping[str, str], send: Send) -> None:
     """Send an answer in one piece."""
     told = {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
-    await send({"type": "http.response.start", "status": status, "headers": _raw(told)})
+    await send({"type": "http.response.start", "status": 200, "headers": _raw(told)})
     await send({"type": "http.response.body", "body": body})
 
 

@@ -144,6 +144,19 @@ def test_every_route_that_computes_asks_for_a_key(server: Any) -> None:
 
 
 @pytest.mark.weights
+def test_a_proxy_may_serve_it_below_a_path(server: Any) -> None:
+    """One that keeps the path, and one that strips it."""
+    with server.variant(root_path="/llm", api_key=["key"]) as other:
+        for path in ("/llm/v1/models", "/v1/models"):
+            assert other.ask("GET", path).status == 401
+            assert other.ask("GET", path, Authorization="Bearer key").status == 200
+        for path in ("/llm/version", "/version"):
+            assert other.ask("GET", path).status == 200
+        for path in ("/llmversion", "/llm/llm/version"):
+            assert other.ask("GET", path).status in (401, 404)
+
+
+@pytest.mark.weights
 def test_the_name_of_a_request_comes_back(server: Any) -> None:
     for path, body in (
         ("/v1/completions", b'{"prompt":"a","max_tokens":1}'),

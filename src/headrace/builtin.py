@@ -11,6 +11,7 @@ BUILTIN = (
     "headrace.models.plugin",
     "headrace.executors.plugin",
     "headrace.plugins.text_input",
+    "headrace.plugins.truncate_prompt",
     "headrace.plugins.min_tokens",
     "headrace.plugins.logit_bias",
     "headrace.plugins.penalties",

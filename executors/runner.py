@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from headrace.executors.loading import LoadedModel, kv_layout, load_model
 from headrace.executors.proposing import build_proposer
 from headrace.executors.sampler import Sampled, Sampler
 from headrace.executors.scoring import token_logprobs
+from headrace.models.opening import open_tokenizer
 
 __all__ = ["ModelRunner"]
 
@@ -61,6 +63,7 @@ class ModelRunner:
             device=device,
             vocab_size=self._model.vocab_size,
             model_config=self._loaded.config,
+            tokenizer=partial(open_tokenizer, build.model_path, build.registry),
         )
         listeners: list[RunnerListener] = [
             entry.factory(context) for entry in build.registry.entries("runner_listener")
@@ -167,7 +170,9 @@ class ModelRunner:
                 self._sampler.add(entry)
                 self._listeners.on_add(entry)
             except (RequestError, PluginCallError) as error:
-                return state, RequestResult(num_computed=state.num_computed, error=str(error))
+                return state, RequestResult(
+                    num_computed=state.num_computed, error=str(error), error_kind=error.kind
+                )
             return state, None
         state = self._batch.advance(entry)
         if entry.start > state.num_computed:  # sent before a rollback was known

@@ -129,8 +129,7 @@ class Sampler:
         best = _best(logits)
         errors = [None if value < math.inf else _DAMAGED for value in best.values.tolist()]
         raw = self._set_aside(rows, logits)
-        if self._listeners:
-            self._tell(rows, logits)
+        if self._tell(rows, logits):
             best = _best(logits)
         for i, row in enumerate(rows):
             if row.request_id in self._processors and errors[i] is None:
@@ -158,15 +157,18 @@ class Sampler:
             return _Raw(asking, logits)
         return _Raw(asking, logits[asking])  # a copy
 
-    def _tell(self, rows: Sequence[LogitsRow], logits: torch.Tensor) -> None:
+    def _tell(self, rows: Sequence[LogitsRow], logits: torch.Tensor) -> bool:
+        """Let listeners change logits; return whether one did."""
+        changed = False
         for listener in self._listeners:
             try:
-                listener.on_logits(rows, logits)
+                changed = listener.on_logits(rows, logits) is not False or changed
             except Exception as error:  # isolation: the step fails by the plugin's name
                 raise PluginCallError(
                     f"runner listener {listener.name!r} failed in on_logits: {type(error).__name__}: {error}",
                     plugin=listener.name,
                 ) from error
+        return changed
 
     def _process(self, row: LogitsRow, own: torch.Tensor, index: int, best: _Best) -> str | None:
         """Let processors change logits `own` [V], and bring `best` up to date; return what fails the request."""

@@ -17,6 +17,8 @@ BUILTIN = (
     "headrace.plugins.penalties",
     "headrace.plugins.engine_metrics",
     "headrace.plugins.pooling",
+    "headrace.plugins.structured",
+    "headrace.plugins.llguidance_backend",
     "headrace.plugins.http_metrics",
     "headrace.plugins.step_record",
     "headrace.plugins.admission",

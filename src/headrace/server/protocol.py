@@ -140,6 +140,7 @@ class Body(_Strict):
     priority: int = Field(0, ge=-INT64, lt=INT64)
     """Lower is served first, where the server schedules by priority."""
     response_format: ResponseFormat | None = None
+    """The form of the answer: `text`, a JSON object, or JSON that fits a schema."""
     return_token_ids: bool = False
     """Answers carry `token_ids`, and the prompt's as `prompt_token_ids`."""
     return_tokens_as_token_ids: bool = False

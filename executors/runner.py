@@ -265,7 +265,9 @@ class ModelRunner:
         logprobs: list[TokenLogprobs] = []
         for i, one in enumerate(sampled):
             if one.error is not None:
-                return RequestResult(num_computed=state.num_computed, error=one.error)
+                return RequestResult(
+                    num_computed=state.num_computed, error=one.error, error_kind=one.error_kind
+                )
             tokens.append(one.token_id)
             if one.logprobs is not None:
                 logprobs.append(one.logprobs)

@@ -54,6 +54,11 @@ class Sampled:
     error: str | None = None
     """The row's request failed, and why."""
 
+    @property
+    def error_kind(self) -> str:
+        """`HeadraceError.kind` of the error: masks that exclude each other are the request's own."""
+        return RequestError.kind if self.error == _NOTHING_LEFT else "engine"
+
 
 @dataclass(frozen=True)
 class _Processor:
@@ -200,6 +205,7 @@ class Sampler:
         return found
 
 
+_NOTHING_LEFT = "no token can be chosen: the masks asked for leave none of the vocabulary"
 _DAMAGED = "the model gave logits that hold NaN or infinity for this request"
 
 
@@ -230,7 +236,7 @@ def _unusable(largest: float) -> str | None:
     if math.isnan(largest):
         return "a plugin put NaN into this request's logits"
     if largest == -math.inf:
-        return "no token can be chosen: the masks asked for leave none of the vocabulary"
+        return _NOTHING_LEFT
     return None
 
 

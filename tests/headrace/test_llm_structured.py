@@ -37,7 +37,9 @@ def llm() -> Iterator[LLM]:
         yield made
 
 
-def run(llm: LLM, form: Mapping[str, Any], prompt: str = "A person as JSON: ", **params: Any) -> RequestOutput:
+def run(
+    llm: LLM, form: Mapping[str, Any], prompt: str = "A person as JSON: ", **params: Any
+) -> RequestOutput:
     given = {"temperature": 0, "max_tokens": 64, **params}
     (output,) = llm.generate(prompt, SamplingParams(structured=dict(form), **given), use_tqdm=False)
     return output
@@ -204,11 +206,10 @@ def test_neighbours_change_nothing(llm: LLM, reference: list[list[int]]) -> None
 
 
 def test_chunks_and_preemption_change_nothing(reference: list[list[int]]) -> None:
-    tight = {"num_kv_blocks": 17, "max_model_len": 192, "enable_prefix_caching": False}
+    tight = {"num_kv_blocks": 11, "max_model_len": 160, "enable_prefix_caching": False}
     with make(max_num_batched_tokens=24, max_num_seqs=8, **tight) as llm:
         assert many(llm, mixed(), LONG) == reference
-        outputs = llm.generate([LONG] * 12, mixed(), use_tqdm=False)
-        assert sum(output.num_preemptions for output in outputs) > 0
+        assert llm.metrics()["num_preemptions"] > 0
 
 
 class KnownDrafts(Proposer):
@@ -274,7 +275,12 @@ def test_thirty_schemas_at_temperature_1(llm: LLM) -> None:
     chosen = data[1::7] + data[160:162]
     outputs = llm.chat(
         [
-            [{"role": "user", "content": f"Answer with JSON for this schema: {json.dumps(entry['schema'])[:400]}"}]
+            [
+                {
+                    "role": "user",
+                    "content": f"Answer with JSON for this schema: {json.dumps(entry['schema'])[:400]}",
+                }
+            ]
             for entry in chosen
         ],
         [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from typing import Any
@@ -102,7 +103,9 @@ def test_tokens_without_bytes_and_special_ones_are_never_allowed(backend: LLGuid
     assert TOKENS.index(b"abc") in allowed(matcher)
 
 
-@pytest.mark.parametrize("text", ['q"uote', "back\\slash", "l\nine", "źdźbło 🙂 漢字", "/", "a // b", "%json"])
+@pytest.mark.parametrize(
+    "text", ['q"uote', "back\\slash", "l\nine", "źdźbło 🙂 漢字", "/", "a // b", "%json"]
+)
 def test_a_choice_is_its_text_to_the_letter(backend: LLGuidance, text: str) -> None:
     matcher = compiled(backend, "choice", [text, "other"])
     assert accepts(matcher, text)
@@ -172,12 +175,10 @@ def test_large_ones_are_served_or_refused_soon(backend: LLGuidance) -> None:
     assert accepts(compiled(backend, "regex", "ab" * 10_000), "abab")
     assert accepts(compiled(backend, "regex", "(a*)*b{500}"), "aab")
     for hostile in ("(a|b){1000}{1000}", "(.*a){200}", "((a{0,100}){0,100}){0,100}"):
-        try:
+        with contextlib.suppress(RequestError):  # it may say that this is too much
             matcher = compiled(backend, "regex", hostile)
-            accepts(matcher, "a" * 50)
-            allowed(matcher)
-        except RequestError as error:
-            assert "structured" in str(error)
+            assert accepts(matcher, "a" * 50)
+            assert allowed(matcher)
 
 
 def test_threads_may_compile_and_match_at_once(backend: LLGuidance) -> None:

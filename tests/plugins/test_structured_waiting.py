@@ -85,7 +85,9 @@ class Bench:
         self.sim.engine.wake()
 
     def add(self, name: str, text: str, kind: Any = "regex") -> None:
-        request = EngineRequest(request_id=name, prompt_token_ids=[1, 2, 3], params=SamplingParams(max_tokens=4))
+        request = EngineRequest(
+            request_id=name, prompt_token_ids=[1, 2, 3], params=SamplingParams(max_tokens=4)
+        )
         request.stash[STRUCTURED] = wanted(text, kind)
         self.sim.requests[name], self.sim.tokens[name] = request, []
         self.sim.engine.add(request)
@@ -201,7 +203,9 @@ def test_the_vocabulary_is_the_models_with_padding_and_is_made_once() -> None:
 
 def test_without_a_backend_the_request_says_so() -> None:
     config = EngineConfig(model="none", sections={"structured": StructuredSection()})
-    context = CoreContext(config=config, registry=Registry(), wake=lambda: None, tokenizer=Words, vocab_size=4)
+    context = CoreContext(
+        config=config, registry=Registry(), wake=lambda: None, tokenizer=Words, vocab_size=4
+    )
     shared = SharedCache()
     assert shared.of(context) is shared.of(context)
     with pytest.raises(ValueError, match="no grammar backend"):

@@ -6,7 +6,7 @@ BIN    := .venv/bin
 SOURCES := $(wildcard core backends models executors plugins src tests tools benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo test check format typecheck fuzz bench-scheduler bench-native kv-waste floor peers compare load-peer abuse serve-overhead soak fuzz-http clean
+.PHONY: help setup lock demo test check format typecheck fuzz bench-scheduler bench-native kv-waste floor peers compare load-peer abuse serve-overhead soak fuzz-http schemas grammar-overhead clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,12 @@ soak: setup ## Serve mixed traffic for MINUTES (default: 30), and see whether me
 
 fuzz-http: setup ## Send a server 2,000 cases of what its OpenAPI allows and forbids
 	$(BIN)/python benchmarks/serving/fuzz_http.py
+
+schemas: setup ## Ask for JSON that fits each of 200 schemas, and validate what comes
+	$(BIN)/python benchmarks/schemas.py
+
+grammar-overhead: setup ## Time tokens under a grammar against plain ones
+	$(BIN)/python benchmarks/structured.py
 
 clean: ## Remove build outputs and tools' caches; .venv and fetched models stay
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

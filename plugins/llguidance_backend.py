@@ -37,14 +37,13 @@ class _Matcher:
 
     def fill_mask(self, mask: torch.Tensor) -> None:
         self._matcher.unsafe_compute_mask_ptr(mask.data_ptr(), mask.numel() * mask.element_size())
-        if self._matcher.is_error():
-            raise RequestError(
-                f"structured: the grammar cannot go on: {_told(self._matcher.get_error())}",
-                param="structured",
-            )
+        self._check()
 
     def accept(self, token_id: int) -> bool:
-        return bool(self._matcher.try_consume_tokens([token_id]) == 1)
+        if self._matcher.try_consume_tokens([token_id]) == 1:
+            return True
+        self._check()
+        return False
 
     def rollback(self, count: int) -> None:
         if count:
@@ -53,6 +52,13 @@ class _Matcher:
     @property
     def is_ended(self) -> bool:
         return bool(self._matcher.is_stopped())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise RequestError(
+                f"structured: the grammar cannot go on: {_told(self._matcher.get_error())}",
+                param="structured",
+            )
 
 
 class _Grammar:

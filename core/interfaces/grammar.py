@@ -53,7 +53,7 @@ class GrammarMatcher(Protocol):
         ...
 
     def accept(self, token_id: int) -> bool:
-        """Take a token; False: it does not fit, and nothing has changed."""
+        """Take a token; False: it does not fit, and nothing has changed. Raises as `fill_mask` does."""
         ...
 
     def rollback(self, count: int) -> None:

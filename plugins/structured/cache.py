@@ -6,12 +6,12 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from headrace.core.errors import ConfigError, RequestError
+from headrace.core.errors import ConfigError, PluginCallError, RequestError
 from headrace.core.interfaces import Grammar, GrammarBackend, Vocabulary
 from headrace.core.interfaces.build import CoreContext, WorkerContext
 from headrace.plugins.structured.options import Structured, StructuredSection
 
-__all__ = ["GrammarCache", "SharedCache"]
+__all__ = ["GrammarCache", "SharedCache", "backend_failed"]
 
 COMPILE_THREADS = 2
 """A grammar that takes its time must not keep all others waiting."""
@@ -104,3 +104,10 @@ class SharedCache:
         """Return it; the first who asks makes it. Called while an engine is put together, on one thread."""
         self._cache = self._cache or GrammarCache(context)
         return self._cache
+
+
+def backend_failed(error: BaseException) -> PluginCallError:
+    """Return what a request is told of an error that is no fault of its own."""
+    return PluginCallError(
+        f"the grammar backend failed: {type(error).__name__}: {error}", plugin="structured"
+    )

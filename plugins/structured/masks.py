@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from headrace.core.errors import HeadraceError, RequestError
 from headrace.core.interfaces import Grammar, GrammarMatcher
+from headrace.plugins.structured.cache import backend_failed
 
 __all__ = ["Constrained", "Masks", "Turn", "make_masks"]
 
@@ -69,7 +70,7 @@ def make_masks(turns: Sequence[Turn], vocab_size: int) -> Masks:
         except HeadraceError as error:
             turn.state.error = error
         except Exception as error:  # noqa: BLE001 - isolation: a backend's call for one request fails that request
-            turn.state.error = HeadraceError(f"the grammar backend failed: {type(error).__name__}: {error}")
+            turn.state.error = backend_failed(error)
     return masks
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from headrace.core.errors import HeadraceError, PluginCallError, RequestError
+from headrace.core.errors import HeadraceError, RequestError
 from headrace.core.interfaces import Constraint, Grammar, Wait
 from headrace.core.request import Request
-from headrace.plugins.structured.cache import GrammarCache
+from headrace.plugins.structured.cache import GrammarCache, backend_failed
 from headrace.plugins.structured.options import STRUCTURED
 
 __all__ = ["GRAMMAR", "GrammarWait"]
@@ -66,9 +66,7 @@ class GrammarWait(Constraint):
         if isinstance(error, HeadraceError):
             raise error
         if error is not None:
-            raise PluginCallError(
-                f"the grammar backend failed: {type(error).__name__}: {error}", plugin=self.name
-            ) from error
+            raise backend_failed(error) from error
         return count
 
     def on_finish(self, request: Request) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import numpy as np
 import torch
 
 from headrace.core.errors import HeadraceError
 from headrace.core.interfaces import BatchRow, LogitsRow, RunnerBatch, RunnerListener
 from headrace.core.plan import NewRequest, RequestResult, StepResult
 from headrace.plugins.structured.cache import GrammarCache
-from headrace.plugins.structured.masks import Constrained, Masks, Turn, make_masks
+from headrace.plugins.structured.masks import Constrained, MaskMaker, Masks, Turn
 from headrace.plugins.structured.options import STRUCTURED
 
 __all__ = ["GrammarListener"]
@@ -29,7 +28,7 @@ class GrammarListener(RunnerListener):
 
     def __init__(self, cache: GrammarCache, vocab_size: int) -> None:
         self._cache = cache
-        self._vocab_size = vocab_size
+        self._maker = MaskMaker(vocab_size)
         self._requests: dict[str, Constrained] = {}
         self._thread = ThreadPoolExecutor(1, "headrace-masks")
         self._job: Future[Masks] | None = None
@@ -52,7 +51,7 @@ class GrammarListener(RunnerListener):
             return
         turns = [self._turn(row) for row in batch.rows if self._draws(row)]
         if turns:
-            self._job = self._thread.submit(make_masks, turns, self._vocab_size)
+            self._job = self._thread.submit(self._maker.make, turns)
 
     def _draws(self, row: BatchRow) -> bool:
         return row.request_id in self._requests and row.start + row.count >= row.num_prompt_tokens
@@ -75,9 +74,9 @@ class GrammarListener(RunnerListener):
         masks = self._job.result()
         changed = False
         for index, row in enumerate(rows):
-            forbidden = masks.get((row.request_id, row.position))
-            if forbidden is not None:
-                np.copyto(logits[index].numpy(), -np.inf, where=forbidden)
+            mask = masks.get((row.request_id, row.position))
+            if mask is not None:
+                mask.put_on(logits[index].numpy())
                 changed = True
         return changed
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from headrace.core.plan import NewRequest, RequestResult, StepResult
 from headrace.core.sampling_params import SamplingParams
 from headrace.core.stash import Stash
 from headrace.plugins.structured.cache import GrammarCache
+from headrace.plugins.structured.masks import Mask
 from headrace.plugins.structured.options import STRUCTURED, Structured
 from headrace.plugins.structured.runner import GrammarListener
 
@@ -234,3 +236,17 @@ def test_chunks_of_a_prompt_need_no_masks(worker: Worker) -> None:
     )
     allowed, _ = worker.step(("bound", [], []), drawn={"bound": [0]})
     assert allowed == [{0, 38}]
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 1000])
+def test_a_mask_is_its_bits_whichever_way_it_is_told(vocab_size: int) -> None:
+    random = np.random.default_rng(vocab_size)
+    for share in (0.0, 0.01, 0.5, 0.99, 1.0):
+        allowed = random.random(vocab_size) < share
+        allowed[random.integers(vocab_size)] = True
+        padded = np.zeros(-(-vocab_size // 32) * 32, bool)
+        padded[:vocab_size] = allowed
+        logits = random.normal(size=vocab_size).astype(np.float32)
+        expected = np.where(allowed, logits, -np.inf)
+        Mask.of(np.packbits(padded, bitorder="little").tobytes(), vocab_size).put_on(logits)
+        assert np.array_equal(logits, expected)

@@ -6,7 +6,7 @@
 guidellm 0.8 is set up once, in an environment of its own below `build/load-peer`; packages come from wherever pip is
 configured to look. Both send the same prompts, the one as the ids that the server makes of the other's text, so many
 at a time. They run in turn, and each run of the peer is held against the mean of ours before and after it, so that a
-machine that drifts does not decide; the median of these shares is what must be within the limit. Without `--base-url`,
+machine that drifts does not decide; the median of these shares must be within the limit. Without `--base-url`,
 `headrace serve` is started, without a prefix cache: the first run would fill it for the others.
 """
 

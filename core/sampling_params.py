@@ -11,7 +11,7 @@ from headrace.core.errors import RequestError
 
 __all__ = ["SamplingParams"]
 
-MAX_STOP_STRINGS = 1000
+MAX_STOP_STRINGS = 256
 INT64 = 2**63
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -32,6 +33,10 @@ __all__ = ["CHAT", "COMPLETIONS", "ComputeRoutes", "Job"]
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
+
+TRACEPARENT = "traceparent"
+"""A header's name, and that of the request option which a tracing plugin brings."""
+_TRACE = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -94,6 +99,20 @@ class ComputeRoutes:
         if self._options.strict:
             known.refuse(fields.unknown)
         return body, ignored_header(model.__name__, fields.unknown)
+
+    def with_trace(
+        self, data: Mapping[str, Any], headers: Iterable[tuple[bytes, bytes]]
+    ) -> Mapping[str, Any]:
+        """Return a body with its caller's trace context, where somebody here takes one and the header holds one.
+
+        What is no trace context is passed over, as its standard wants it (W3C Trace Context, 4.3).
+        """
+        if not self._completion_fields.takes(TRACEPARENT) or TRACEPARENT in data:
+            return data
+        for name, value in headers:
+            if name == TRACEPARENT.encode() and _TRACE.fullmatch(value):
+                return {**data, TRACEPARENT: value.decode()}
+        return data
 
     async def begin(self, url: str, data: Mapping[str, Any]) -> Job:
         """Check a body and tokenize its prompts; nothing was sent to the engine then.

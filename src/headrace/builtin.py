@@ -11,6 +11,8 @@ BUILTIN = (
     "headrace.models.plugin",
     "headrace.executors.plugin",
     "headrace.plugins.text_input",
+    "headrace.plugins.allowed_token_ids",
+    "headrace.plugins.bad_words",
     "headrace.plugins.min_tokens",
     "headrace.plugins.logit_bias",
     "headrace.plugins.penalties",
@@ -21,7 +23,7 @@ BUILTIN = (
     "headrace.plugins.admission",
     "headrace.server.plugin",
 )
-"""In the order of loading, which is the order in which `attention_backend: auto` tries them."""
+"""In the order of loading: `attention_backend: auto` tries them in it, and logits processors run in it."""
 
 ESSENTIAL = frozenset({"core", "torch_reference", "models", "executors", "text_input"})
 """Names of the plugins that cannot be switched off; all others can."""

@@ -32,6 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Keep the reference library off the network and its worker threads out of forks."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see executors/openmp.py; torch is not loaded yet
 
 
 @pytest.fixture(scope="session")

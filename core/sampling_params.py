@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from headrace.core.errors import RequestError
+from headrace.core.logprobs import LogprobsMode
 
 __all__ = ["SamplingParams"]
 
@@ -54,10 +55,16 @@ class SamplingParams(BaseModel):
     logprobs: int | None = Field(None, ge=-1)
     """Candidates a generated token, the chosen one besides; -1: the whole vocabulary."""
     prompt_logprobs: int | None = Field(None, ge=-1)
+    logprob_token_ids: list[int] | None = Field(None, min_length=1, max_length=128)
+    """Told with every generated token, besides the likeliest ones; `logprobs` is 0 where it is not set."""
+    logprobs_mode: LogprobsMode | None = None
+    """None: the engine's option of this name."""
     detokenize: bool = True
     skip_special_tokens: bool = True
 
     def __init__(self, **fields: Any) -> None:
+        if fields.get("logprob_token_ids") and fields.get("logprobs") is None:
+            fields["logprobs"] = 0
         try:
             super().__init__(**fields)
         except ValidationError as error:

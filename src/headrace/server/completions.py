@@ -60,8 +60,10 @@ def completion_params(body: CompletionBody, sampling: dict[str, Any]) -> Samplin
     asked = dict(sampling)
     if body.logprobs is not None:
         asked["logprobs"] = body.logprobs
-    if body.echo and (body.logprobs is not None or asked.get("max_tokens") == 0):
-        asked.setdefault("prompt_logprobs", body.logprobs or 0)
+    elif asked.get("logprob_token_ids"):
+        asked["logprobs"] = 0
+    if body.echo and ("logprobs" in asked or asked.get("max_tokens") == 0):
+        asked.setdefault("prompt_logprobs", asked.get("logprobs", 0))
     return SamplingParams(**asked)
 
 
@@ -89,6 +91,7 @@ class CompletionFormat:
         self._head = head
         self._body = body
         self._n = params.n
+        self._tells_logprobs = params.logprobs is not None
         self._writer = writer
         self._asked_prompt_logprobs = asked_prompt_logprobs
         self._tokens = [CompletionTokens(writer, hidden) for _ in range(num_prompts * params.n)]
@@ -157,7 +160,7 @@ class CompletionFormat:
         ids = output.prompt_token_ids
         if self._body.echo:
             choice.text = output.prompt if output.prompt is not None else self._writer.prompt_text(ids)
-            if self._body.logprobs is not None:
+            if self._tells_logprobs:
                 entries = output.prompt_logprobs or []
                 choice.logprobs = self._tokens[index].prompt(choice.text, ids, entries)
         if self._body.return_token_ids:
@@ -167,7 +170,7 @@ class CompletionFormat:
     def _logprobs(
         self, index: int, token_ids: list[int], entries: list[Candidates] | None
     ) -> CompletionLogprobs | None:
-        if self._body.logprobs is None or entries is None:
+        if not self._tells_logprobs or entries is None:
             return None
         return self._tokens[index].answer(token_ids, entries)
 

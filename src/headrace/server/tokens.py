@@ -55,15 +55,21 @@ class TokenWriter:
         """Return the text of a prompt that was given as ids."""
         return b"".join(map(self.data, token_ids)).decode("utf-8", "replace")
 
-    def chat(self, entries: list[Candidates], num_top: int) -> ChatLogprobs:
-        """Return a chat's log-probabilities, with the `num_top` likeliest tokens at each position."""
+    def chat(
+        self, entries: list[Candidates], num_top: int, also: Collection[int] = frozenset()
+    ) -> ChatLogprobs:
+        """Return a chat's log-probabilities, with the `num_top` likeliest tokens at each position.
+
+        also: ids that are told besides.
+        """
         content = []
         for candidates in entries:
             token_id, own = next(iter(candidates.items()))
-            ranked = sorted(candidates.items(), key=lambda item: item[1].rank)[:num_top]
+            ranked = sorted(candidates.items(), key=lambda item: item[1].rank)
             top = [
                 TokenAlternative(token=self.text(i), logprob=_finite(c.logprob), bytes=list(self.data(i)))
                 for i, c in ranked
+                if c.rank <= num_top or i in also
             ]
             content.append(
                 ChatToken(

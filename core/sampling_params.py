@@ -61,6 +61,8 @@ class SamplingParams(BaseModel):
     """None: the engine's option of this name."""
     detokenize: bool = True
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = False
+    """Shown special tokens that follow each other are a space apart; text is the tokens' own otherwise."""
 
     def __init__(self, **fields: Any) -> None:
         if fields.get("logprob_token_ids") and fields.get("logprobs") is None:

@@ -48,6 +48,7 @@ HELP = {
     "logprob_token_ids": "Token id to tell the probability of with every token; may be repeated; with --json.",
     "logprobs_mode": "Of what logprobs are told: raw, the model's; processed, those tokens are drawn from.",
     "skip_special_tokens": "Leave special tokens out of the text.",
+    "spaces_between_special_tokens": "Put a space between special tokens that are shown.",
 }
 """By field, in the order of the help. `detokenize` is left out: a command's answer is text."""
 

@@ -94,7 +94,8 @@ class CompletionFormat:
         self._tells_logprobs = params.logprobs is not None
         self._writer = writer
         self._asked_prompt_logprobs = asked_prompt_logprobs
-        self._tokens = [CompletionTokens(writer, hidden) for _ in range(num_prompts * params.n)]
+        spaced = writer.special_ids if params.spaces_between_special_tokens else frozenset()
+        self._tokens = [CompletionTokens(writer, hidden, spaced) for _ in range(num_prompts * params.n)]
         self._begun = [False] * len(self._tokens)
         self._events = EventWriter(head, "text_completion", body.stream_options, num_prompts)
 

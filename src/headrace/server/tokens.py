@@ -36,6 +36,11 @@ class TokenWriter:
         self._tokenizer = tokenizer
         self._as_ids = as_ids or tokenizer is None
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the tokenizer's special tokens."""
+        return frozenset() if self._tokenizer is None else self._tokenizer.special_ids
+
     def data(self, token_id: int) -> bytes:
         """Return a token's bytes; none for an id that the tokenizer does not know."""
         known = self._tokenizer is not None and 0 <= token_id < self._tokenizer.vocab_size
@@ -89,11 +94,16 @@ class CompletionTokens:
     up no place.
 
     hidden: ids that the answer's text does not show.
+    spaced: ids that have a space between them where one follows another.
     """
 
-    def __init__(self, writer: TokenWriter, hidden: Collection[int]) -> None:
+    def __init__(
+        self, writer: TokenWriter, hidden: Collection[int], spaced: Collection[int] = frozenset()
+    ) -> None:
         self._writer = writer
         self._hidden = hidden
+        self._spaced = spaced
+        self._is_behind_spaced = False
         self._decoder = _utf8_decoder("replace")
         self._num_characters = 0
 
@@ -120,6 +130,9 @@ class CompletionTokens:
         """Return those of the next tokens of the answer."""
         offsets = []
         for token_id in token_ids:
+            if token_id not in self._hidden:
+                self._num_characters += self._is_behind_spaced and token_id in self._spaced
+                self._is_behind_spaced = token_id in self._spaced
             offsets.append(self._num_characters)
             if token_id not in self._hidden:
                 self._num_characters += len(self._decoder.decode(self._writer.data(token_id)))

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from headrace.core.errors import RequestError
 from headrace.core.logprobs import LogprobsMode
 
-__all__ = ["SamplingParams"]
+__all__ = ["SamplingParams", "request_error"]
 
 MAX_STOP_STRINGS = 1000
 INT64 = 2**63
@@ -70,7 +70,7 @@ class SamplingParams(BaseModel):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise _request_error(error) from None
+            raise request_error(error) from None
 
     @field_validator("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", mode="before")
     @classmethod
@@ -146,8 +146,8 @@ class SamplingParams(BaseModel):
         return dict(self.model_extra or {})
 
 
-def _request_error(error: ValidationError) -> RequestError:
-    """Turn pydantic's report into one line that names field, value and what is allowed."""
+def request_error(error: ValidationError) -> RequestError:
+    """Turn pydantic's report on a request's fields into one line that names field, value and what is allowed."""
     first = error.errors()[0]
     param = ".".join(str(part) for part in first["loc"]) or None
     text = first["msg"].removeprefix("Value error, ")

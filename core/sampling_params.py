@@ -12,7 +12,7 @@ from headrace.core.logprobs import LogprobsMode
 
 __all__ = ["SamplingParams", "request_error"]
 
-MAX_STOP_STRINGS = 1000
+MAX_STOP_STRINGS = 256
 INT64 = 2**63
 
 

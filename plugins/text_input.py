@@ -2,17 +2,16 @@
 
 Text of `generate` goes through as it is: special tokens spelt out in it are ordinary text, and the start token
 is added where the model wants one. A rendered chat is the opposite: its special tokens count and none is added.
-The request options `add_special_tokens` and `parse_special_tokens` change either for one request. With
-`truncate_prompt_tokens` a prompt that is too long is cut instead of refused.
+The request options `add_special_tokens` and `parse_special_tokens` change either for one request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import AfterValidator, Field, StrictInt
+from pydantic import StrictBool
 
 from headrace.core.errors import RequestError, nearest
 from headrace.core.interfaces import ProcessedInput, Tokenizer
@@ -28,24 +27,12 @@ headrace_api = ">=1,<2"
 _KEYS = ("prompt", "prompt_token_ids")
 
 
-def _not_zero(count: int) -> int:
-    if count == 0:
-        raise ValueError("must be at least 1, or -1 for as many as fit")
-    return count
-
-
-Truncation = Annotated[StrictInt, Field(ge=-1), AfterValidator(_not_zero)]
-"""Most tokens of a prompt; -1: as many as the context holds beside one of the answer."""
-
-
 @hookimpl
 def headrace_register(registrar: Registrar, options: Any) -> None:
-    """Register the processor and its request options."""
+    """Register the processor and its two request options."""
     registrar.input_processor("text", TextInput)
-    registrar.request_option("add_special_tokens", bool)
-    registrar.request_option("parse_special_tokens", bool)
-    registrar.request_option("truncate_prompt_tokens", Truncation)
-    registrar.request_option("truncation_side", Literal["left", "right"])
+    registrar.request_option("add_special_tokens", StrictBool)
+    registrar.request_option("parse_special_tokens", StrictBool)
 
 
 class TextInput:
@@ -56,7 +43,6 @@ class TextInput:
     def __init__(self, context: FrontContext) -> None:
         self._tokenizer = context.tokenizer
         self._vocab_size = context.vocab_size
-        self._max_model_len = context.max_model_len
 
     def process(self, item: ProcessedInput) -> None:
         """Turn the prompt into ids. Raises `RequestError` for a prompt that is none."""
@@ -68,23 +54,6 @@ class TextInput:
             else:
                 item.token_ids = _integers(prompt)
         self._check_range(item.token_ids)
-        most = item.params.options.get("truncate_prompt_tokens")
-        if most is not None:
-            self._truncate(item, item.token_ids, most)
-
-    def _truncate(self, item: ProcessedInput, ids: list[int], most: int) -> None:
-        """Leave the last `most` tokens, or the first, and no more than fit; a start token stays where it is."""
-        room = self._max_model_len - (0 if item.params.max_tokens == 0 else 1)
-        count = room if most == -1 else min(most, room)
-        if len(ids) <= count:
-            return
-        start = ids[:1] if count > 1 and self._tokenizer and ids[0] == self._tokenizer.bos_token_id else []
-        side = item.params.options.get("truncation_side") or "left"
-        kept = ids[len(start) - count :] if side == "left" else ids[len(start) : count]
-        item.token_ids = start + kept
-        if item.text is not None and self._tokenizer is not None:
-            data = b"".join(self._tokenizer.token_bytes(token_id) for token_id in kept)
-            item.text = data.decode("utf-8", "replace")
 
     def _encode(self, text: str, item: ProcessedInput) -> list[int]:
         if not text:

@@ -226,7 +226,11 @@ class UnifiedScheduler:
         request.worker_tokens = len(request.token_ids)
         step.budget -= count
         self._expect_token(request)
-        self._constraints.commit(request, start, count, step.plan)
+        try:
+            self._constraints.commit(request, start, count, step.plan)
+        except HeadraceError as error:
+            self._take_back(request, step)
+            self._failed.append(self._end(request, "error", error))
 
     def _expect_token(self, request: Request) -> None:
         """Where workers run ahead, count the token this plan will sample as known already."""
@@ -296,7 +300,8 @@ class UnifiedScheduler:
             if not request.was_preempted:
                 request.num_cached = hit.length
         self._send(request, start, count, blocks, step)
-        step.reserved = (step.reserved or 0) + self._lacks(request)
+        if request.state is RequestState.RUNNING:
+            step.reserved = (step.reserved or 0) + self._lacks(request)
         return True
 
     def _fits(self, request: Request, hit: PrefixHit | None, step: Step) -> bool:
@@ -354,14 +359,18 @@ class UnifiedScheduler:
     # Preemption --------------------------------------------------------------------------------------
 
     def _preempt(self, victim: Request, step: Step) -> None:
-        entry = step.entries.pop(victim.request_id, None)
-        if entry is not None:
-            step.budget += entry.count
-            victim.num_in_flight -= 1
-            victim.on_worker = not isinstance(entry, NewRequest)
-            self._constraints.revoke(victim, step.plan)
+        self._take_back(victim, step)
         step.admits = False
         self._restart(victim)
+
+    def _take_back(self, request: Request, step: Step) -> None:
+        """Take a request out of the plan again, if it is in it."""
+        entry = step.entries.pop(request.request_id, None)
+        if entry is not None:
+            step.budget += entry.count
+            request.num_in_flight -= 1
+            request.on_worker = not isinstance(entry, NewRequest)
+            self._constraints.revoke(request, step.plan)
 
     def _restart(self, request: Request) -> None:
         """Take everything computed from a request; its confirmed tokens stay."""

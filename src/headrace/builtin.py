@@ -11,6 +11,7 @@ BUILTIN = (
     "headrace.models.plugin",
     "headrace.executors.plugin",
     "headrace.plugins.text_input",
+    "headrace.plugins.truncate_prompt",
     "headrace.plugins.allowed_token_ids",
     "headrace.plugins.bad_words",
     "headrace.plugins.min_tokens",
@@ -22,6 +23,7 @@ BUILTIN = (
     "headrace.plugins.http_metrics",
     "headrace.plugins.step_record",
     "headrace.plugins.admission",
+    "headrace.plugins.tracing",
     "headrace.server.plugin",
 )
 """In the order of loading: `attention_backend: auto` tries them in it, and logits processors run in it."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from headrace.configuration import request_options
 from headrace.core.config import EngineConfig
 from headrace.core.errors import RequestError
 from headrace.core.interfaces import InputProcessor, ProcessedInput, Tokenizer
@@ -98,9 +97,7 @@ def test_the_switches() -> None:
 def test_options_are_registered() -> None:
     registry = Registry()
     text_input.headrace_register(Registrar(registry, text_input.name), None)
-    assert registry.names("request_option") == [
-        "add_special_tokens", "parse_special_tokens", "truncate_prompt_tokens", "truncation_side",
-    ]  # fmt: skip
+    assert registry.names("request_option") == ["add_special_tokens", "parse_special_tokens"]
 
 
 def test_other_links_of_the_chain_are_respected() -> None:
@@ -176,43 +173,3 @@ def test_text_needs_a_tokenizer() -> None:
 def test_text_that_gives_no_token() -> None:
     with pytest.raises(RequestError, match="no token at all"):
         run("\0", add_special_tokens=False)
-
-
-@pytest.mark.parametrize(
-    ("options", "ids", "text"),
-    [
-        ({"truncate_prompt_tokens": 3}, [START, *b"fg"], "fg"),
-        ({"truncate_prompt_tokens": 3, "truncation_side": "left"}, [START, *b"fg"], "fg"),
-        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, [START, *b"ab"], "ab"),
-        ({"truncate_prompt_tokens": 3, "add_special_tokens": False}, [*b"efg"], "efg"),
-        ({"truncate_prompt_tokens": 1}, [*b"g"], "g"),
-        ({"truncate_prompt_tokens": 8}, [START, *b"abcdefg"], "abcdefg"),
-        ({"truncate_prompt_tokens": -1}, [START, *b"abcdefg"], "abcdefg"),
-        ({"truncate_prompt_tokens": None}, [START, *b"abcdefg"], "abcdefg"),
-    ],
-    ids=str,
-)
-def test_a_long_prompt_is_cut(options: dict[str, Any], ids: list[int], text: str) -> None:
-    item = run("abcdefg", **options)
-    assert (item.token_ids, item.text) == (ids, text)
-
-
-def test_what_is_cut_leaves_room_for_an_answer() -> None:
-    """The context holds 100 tokens here."""
-    ids = list(range(150))
-    for most in (-1, 100, 120):
-        assert run(ids, truncate_prompt_tokens=most).token_ids == ids[-99:]
-    assert run(ids, truncate_prompt_tokens=-1, truncation_side="right").token_ids == ids[:99]
-    assert run(ids, truncate_prompt_tokens=-1, max_tokens=0, prompt_logprobs=0).token_ids == ids[-100:]
-    assert run(ids[:99], truncate_prompt_tokens=-1).token_ids == ids[:99]
-    assert run(ids, truncate_prompt_tokens=5).text is None
-
-
-@pytest.mark.parametrize("most", [0, -2, 1.5, "3", True])
-def test_lengths_that_are_none_are_refused(most: Any) -> None:
-    registry = Registry()
-    text_input.headrace_register(Registrar(registry, text_input.name), None)
-    with pytest.raises(RequestError, match="truncate_prompt_tokens"):
-        request_options(registry, SamplingParams(truncate_prompt_tokens=most))
-    with pytest.raises(RequestError, match=r"truncation_side.*'left' or 'right'"):
-        request_options(registry, SamplingParams(truncation_side="middle"))

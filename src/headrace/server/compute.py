@@ -22,6 +22,7 @@ from headrace.server.completions import CompletionFormat, completion_params, pro
 from headrace.server.errors import ApiError, api_error, short, validation_error
 from headrace.server.fields import Fields, KnownFields, ignored_header, sampling_names
 from headrace.server.formats import AnswerFormat, Head
+from headrace.server.intervals import Intervals
 from headrace.server.options import ServerSection, model_names
 from headrace.server.protocol import Body, ChatBody, CompletionBody
 from headrace.server.runs import Run
@@ -43,6 +44,8 @@ class Job:
     run: Run
     format: AnswerFormat
     stream: bool
+    intervals: Intervals
+    """What of a stream is written when."""
     unknown: list[str]
     """Fields that were passed over."""
 
@@ -144,7 +147,9 @@ class ComputeRoutes:
             len(prompts),
             asked_prompt_logprobs="prompt_logprobs" in fields.sampling,
         )
-        return Job(head, Run(self._engine, requests), answers, body.stream, fields.unknown)
+        return Job(
+            head, Run(self._engine, requests), answers, body.stream, self._intervals(body), fields.unknown
+        )
 
     async def _begin_chat(self, data: Mapping[str, Any]) -> Job:
         body, fields = self._read(ChatBody, self._chat_fields, data)
@@ -179,7 +184,9 @@ class ComputeRoutes:
             echo=echo_of(body, role),
             asked_prompt_logprobs="prompt_logprobs" in fields.sampling,
         )
-        return Job(head, Run(self._engine, [request]), answers, body.stream, fields.unknown)
+        return Job(
+            head, Run(self._engine, [request]), answers, body.stream, self._intervals(body), fields.unknown
+        )
 
     def _read(self, model: type[B], known: KnownFields, data: Mapping[str, Any]) -> tuple[B, Fields]:
         """Return a body's own fields, checked, and all of them, sorted."""
@@ -211,6 +218,9 @@ class ComputeRoutes:
                 "to a request (max_choices)",
                 param="n",
             )
+
+    def _intervals(self, body: Body) -> Intervals:
+        return Intervals(body.stream_interval or self._options.stream_interval)
 
     def _head(self, prefix: str, body: Body) -> Head:
         return Head(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -19,6 +18,8 @@ from headrace.server.compute import ComputeRoutes, Job
 from headrace.server.errors import ApiError, api_error, failure_of
 from headrace.server.fields import ignored_header
 from headrace.server.formats import DONE, error_event
+from headrace.server.options import ServerSection
+from headrace.server.request_log import log_request
 
 __all__ = ["Exchange"]
 
@@ -39,18 +40,18 @@ class Exchange(Response):
     that says what is wrong.
     """
 
-    def __init__(self, service: ComputeRoutes, url: str, max_body_bytes: int) -> None:
+    def __init__(self, compute: ComputeRoutes, url: str, options: ServerSection) -> None:
         self.background = None
-        self._service = service
+        self._compute = compute
         self._url = url
-        self._limit = max_body_bytes
+        self._options = options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run it."""
-        self._service.check_there()
-        data = await read_json(scope, receive, self._limit)
+        self._compute.check_there()
+        data = await read_json(scope, receive, self._options.max_body_bytes)
         async with _Watch(receive) as client:
-            job = await self._service.begin(self._url, data)
+            job = await self._compute.begin(self._url, data)
             client.on_gone(job.run.abort)
             try:
                 if not client.gone:
@@ -58,6 +59,8 @@ class Exchange(Response):
                     await self._answer(job, client, send)
             finally:
                 job.run.abort()
+                if self._options.log_requests:
+                    log_request(job, scope.get("state", {}).get("request_id"), client.gone)
 
     async def _answer(self, job: Job, client: _Watch, send: Send) -> None:
         headers = ignored_header(job.head.id, job.unknown)
@@ -66,7 +69,7 @@ class Exchange(Response):
                 await _send_stream(job, headers, send)
             else:
                 answer = job.format.whole(await job.run.finish())
-                await _send_whole(send, 200, msgspec.json.encode(answer), headers)
+                await _send_whole(msgspec.json.encode(answer), headers, send)
         except ApiError:
             if not client.gone:
                 raise
@@ -99,14 +102,12 @@ class _Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
 
 
-async def _send_whole(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+async def _send_whole(body: bytes, headers: Mapping[str, str], send: Send) -> None:
     """Send an answer in one piece."""
     told = {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
-    await send({"type": "http.response.start", "status": status, "headers": _raw(told)})
+    await send({"type": "http.response.start", "status": 200, "headers": _raw(told)})
     await send({"type": "http.response.body", "body": body})
 
 
@@ -132,7 +133,7 @@ async def _send_updates(job: Job, updates: list[tuple[int, RequestUpdate]], send
     while True:
         events: list[bytes] = []
         try:
-            for place, update in updates:
+            for place, update in job.intervals.take(updates):
                 job.format.write(place, update, events)
         finally:
             if events:

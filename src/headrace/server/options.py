@@ -38,6 +38,7 @@ class ServerSection(Section):
     chat_template: str | None = option(
         None, "Replaces the model's chat template: a file, or the template itself."
     )
+    stream_interval: int = option(1, "Tokens of an answer in a chunk of a stream.", ge=1, le=1000)
     response_role: str = option("assistant", "Role of answers in chats.")
     max_body_bytes: int = option(32 * 2**20, "Largest body of a request.", ge=1024)
     max_prompts: int = option(1024, "Most prompts in one request.", ge=1)

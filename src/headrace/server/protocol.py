@@ -88,6 +88,9 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
+MAX_INTERVAL = 1000
+
+
 class StreamOptions(_Strict):
     """What a stream carries besides text."""
 
@@ -130,6 +133,8 @@ class Body(_Strict):
     """A name of /v1/models; empty or absent: the model there is."""
     stream: bool = False
     stream_options: StreamOptions | None = None
+    stream_interval: int | None = Field(None, ge=1, le=MAX_INTERVAL)
+    """Tokens of an answer in a chunk of the stream; the server has a default."""
     user: str | None = None
     """Who asks, in the caller's words; it has no effect."""
     priority: int = Field(0, ge=-INT64, lt=INT64)

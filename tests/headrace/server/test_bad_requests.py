@@ -90,7 +90,10 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"priority": "x"}, "priority", "'x'"),
     ({"model": 7}, "model", "7"),
     ({"temperature": HUGE}, "temperature", "xxx"),
-    ({"add_special_tokens": "x"}, "add_special_tokens", "'x'"),
+    ({"add_special_tokens": "no"}, "add_special_tokens", "'no'"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "0"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "-2"),
+    ({"truncate_prompt_tokens": "5"}, "truncate_prompt_tokens", "'5'"),
     ({"response_format": {"type": "json_object"}}, "response_format.type", "json_object"),
 ]
 
@@ -109,6 +112,11 @@ BAD_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     ),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "None"),
     ({"messages": [{"role": "user", "content": "x" * 500_000}]}, "prompt", "max_model_len"),
+    ({"messages": [{**HI[0], "name": 1}]}, "messages[0].name", "1"),
+    ({"messages": [HI[0], {**HI[0], "tool_call_id": []}]}, "messages[1].tool_call_id", "[]"),
+    ({"messages": [{**HI[0], "tool_calls": "x"}]}, "messages[0].tool_calls", "'x'"),
+    ({"messages": [{**HI[0], "tool_calls": ["x"]}]}, "messages[0].tool_calls", "'x'"),
+    ({"messages": [{**HI[0], "tool_calls": [{"function": 1}], "content": 1}]}, "messages[0].content", "1"),
     ({"top_logprobs": 2}, "top_logprobs", "logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "21"),
     ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "-1"),

@@ -58,7 +58,7 @@ def ranks(values: NDArray[Any], ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the rank [M] of each of `ids` [M] among `values` [V]: 1 is the largest, ties by lower index."""
     chosen, ordered = values[ids], np.sort(values)
     first, last = np.searchsorted(ordered, chosen, "left"), np.searchsorted(ordered, chosen, "right")
-    found = values.shape[0] - last + 1
+    found: NDArray[np.int64] = values.shape[0] - last + 1
     for place in np.flatnonzero(last - first > 1):
         found[place] += np.count_nonzero(values[: ids[place]] == chosen[place])
     return found

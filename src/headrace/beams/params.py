@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -39,4 +40,4 @@ class BeamSearchParams(BaseModel):
 
     def score(self, logprob: float, num_tokens: int) -> float:
         """Return what answers are ordered by; the end token counts. logprob: the sum over all tokens."""
-        return logprob / num_tokens**self.length_penalty
+        return logprob / math.pow(num_tokens, self.length_penalty)

@@ -17,8 +17,6 @@ from headrace.server.tokens import Candidates, CompletionTokens, TokenWriter, pr
 
 __all__ = ["CompletionFormat", "completion_params", "prompts_of"]
 
-NO_BEAMS = "is not available here: a model's answers are drawn, see n, temperature and seed"
-
 
 def prompts_of(body: CompletionBody, limit: int) -> list[str | list[Any]]:
     """Return a body's prompts; what they hold is checked where they become tokens.
@@ -49,10 +47,8 @@ def completion_params(body: CompletionBody, sampling: dict[str, Any]) -> Samplin
     """Return what the engine is asked for. Raises `ApiError` or `RequestError` for what it is not able to do."""
     if body.suffix:
         raise ApiError(400, "suffix: the model does not fill in the middle; leave it out", param="suffix")
-    if body.use_beam_search:
-        raise ApiError(400, f"use_beam_search {NO_BEAMS}", param="use_beam_search")
-    if body.best_of is not None and body.best_of != sampling.get("n", 1):
-        raise ApiError(400, f"best_of {NO_BEAMS}", param="best_of")
+    if body.best_of is not None and not body.use_beam_search and body.best_of != sampling.get("n", 1):
+        raise ApiError(400, "best_of is not available here, see n and use_beam_search", param="best_of")
     if body.stream and "prompt_logprobs" in sampling:
         raise ApiError(
             400, "prompt_logprobs: not in a stream; use echo with logprobs", param="prompt_logprobs"

@@ -72,6 +72,7 @@ class ModelRunner:
             listeners,
             self._model.vocab_size,
             self._loaded.sampling,
+            build.config.logprobs_mode,
         )
         self.layout: KVCacheLayout = kv_layout(self._loaded, self._proposer, build.config.cache.block_size)
         self.lookahead = self._proposer.lookahead if self._proposer else 0

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from headrace.core.config import option_table
 from headrace.core.errors import ConfigError, PluginError, PluginLoadError, nearest
+from headrace.core.interfaces.runner import SelectableProcessor
 from headrace.core.sampling_params import SamplingParams
 from headrace.core.stash import StashKey, StashKeys
 
@@ -265,11 +266,18 @@ class Registrar:
     def logits_processor(
         self,
         name: str,
-        factory: Callable[[SamplingParams], LogitsProcessor | None],
+        factory: Callable[..., LogitsProcessor | None],
         *,
+        parameters: type[BaseModel] | None = None,
         override: bool = False,
     ) -> None:
-        """Add a logits processor; applied in order of registration to requests for which the factory returns one."""
+        """Add a logits processor; applied in order of registration to requests for which the factory returns one.
+
+        The factory is called with the request's `SamplingParams`. With `parameters` it is asked only for requests
+        that select the processor by name, `processors={name: {…}}`, and gets an instance of that model besides.
+        """
+        if parameters is not None:
+            factory = SelectableProcessor(name, parameters, factory)
         self._add("logits_processor", name, factory, override)
 
     def proposer(

@@ -48,6 +48,11 @@ class Proposing:
         """KV slots it writes behind a request's last token."""
 
     @property
+    def name(self) -> str | None:
+        """Who drafts; None: nobody."""
+        return self._proposer.name if self._proposer else None
+
+    @property
     def active(self) -> bool:
         """Whether somebody drafts."""
         return self._proposer is not None
@@ -92,10 +97,9 @@ class Proposing:
         try:
             return function(*args)
         except Exception as error:  # noqa: BLE001 - isolation point: drafts are only a help, so go on without
-            name = self._proposer.name if self._proposer else ""
             logger.warning(
                 "proposer %r failed in %s and is switched off; requests go on without drafts: %s: %s",
-                name,
+                self.name,
                 method,
                 type(error).__name__,
                 error,

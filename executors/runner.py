@@ -75,6 +75,7 @@ class ModelRunner:
             self._loaded, self._proposing.kv_specs(), build.config.cache.block_size
         )
         self.lookahead = self._proposing.lookahead
+        self._loaded.report["proposer"] = self._proposing.name
         self._forward: Forward | None = None
         self._own_groups: Sequence[int] = ()
         self._batch = PersistentBatch(

@@ -14,6 +14,7 @@ BUILTIN = (
     "headrace.plugins.min_tokens",
     "headrace.plugins.logit_bias",
     "headrace.plugins.penalties",
+    "headrace.plugins.speculative",
     "headrace.plugins.engine_metrics",
     "headrace.plugins.pooling",
     "headrace.plugins.http_metrics",

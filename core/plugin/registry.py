@@ -78,7 +78,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("executor", "core", "executor", "executor"),
         Kind("runner_listener", "worker", "runner listener"),
         Kind("logits_processor", "worker", "logits processor"),
-        Kind("proposer", "worker", "proposer"),
+        Kind("proposer", "worker", "proposer", "speculative_method"),
         Kind("config_section", "front", "configuration section"),
         Kind("request_option", "front", "request option"),
         Kind("cli_command", "front", "command"),

@@ -18,6 +18,7 @@ BUILTIN = (
     "headrace.plugins.logit_bias",
     "headrace.plugins.penalties",
     "headrace.plugins.processors",
+    "headrace.plugins.speculative",
     "headrace.plugins.engine_metrics",
     "headrace.plugins.pooling",
     "headrace.plugins.http_metrics",

@@ -117,8 +117,12 @@ class RunnerListener:
     def on_hidden(self, batch: RunnerBatch, hidden: torch.Tensor) -> None:
         """After the forward pass, hidden [N, C]: the tokens of `batch.rows`, row after row, `count` of each."""
 
-    def on_logits(self, rows: Sequence[LogitsRow], logits: torch.Tensor) -> None:
-        """Change logits [S, V] float32 in place, S ≤ 64; row i of both belong together."""
+    def on_logits(self, rows: Sequence[LogitsRow], logits: torch.Tensor) -> bool | None:
+        """Change logits [S, V] float32 in place, S ≤ 64; row i of both belong together.
+
+        Return False where nothing was changed: rows of others are spared some work then.
+        """
+        return False
 
     def on_tokens(self, batch: RunnerBatch, result: StepResult) -> None:
         """Tokens were drawn; may set `finish_reason`, drop tokens from an end, or add to a stash."""

@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.core.errors import EngineError, HeadraceError, PluginError, RequestError
+from headrace.core.errors import EngineError, HeadraceError, PluginError, RequestError, error_of
 from headrace.core.interfaces.build import SchedulerBuild
 from headrace.core.interfaces.kv_cache import PrefixHit
 from headrace.core.interfaces.scheduling import EngineListener, Wait
@@ -449,12 +449,16 @@ class UnifiedScheduler:
         self, request: Request, entry: NewRequest | Continued, outcome: RequestResult, step: int
     ) -> EngineOutput | None:
         if outcome.error is not None:
-            return self._end(request, "error", EngineError(outcome.error))
+            return self._end(request, "error", error_of(outcome.error_kind, outcome.error))
         current = step >= request.valid_from_step
         if current:
             self._take_progress(request, entry, outcome)
         first_new = len(request.token_ids)
-        reason = append_tokens(request, outcome.tokens) or outcome.finish_reason
+        reason = append_tokens(request, outcome.tokens)
+        if outcome.finish_reason and len(request.token_ids) - first_new == len(outcome.tokens):
+            reason = (
+                outcome.finish_reason
+            )  # the last token has both: who ended the answer knows that it is whole
         if request.params.max_tokens == 0 and request.num_computed >= request.num_prompt_tokens:
             reason = reason or "length"  # only the prompt was to be computed
         new_ids = request.token_ids[first_new:]

@@ -21,6 +21,8 @@ BUILTIN = (
     "headrace.plugins.speculative",
     "headrace.plugins.engine_metrics",
     "headrace.plugins.pooling",
+    "headrace.plugins.structured",
+    "headrace.plugins.llguidance_backend",
     "headrace.plugins.http_metrics",
     "headrace.plugins.step_record",
     "headrace.plugins.admission",

@@ -25,6 +25,7 @@ from headrace.server.completions import CompletionFormat, completion_params, pro
 from headrace.server.errors import ApiError, api_error, short, validation_error
 from headrace.server.fields import Fields, KnownFields, ignored_header, sampling_names
 from headrace.server.formats import AnswerFormat, Head
+from headrace.server.forms import take_form
 from headrace.server.intervals import Intervals
 from headrace.server.options import ServerSection, model_names
 from headrace.server.protocol import Body, ChatBody, CompletionBody
@@ -219,13 +220,7 @@ class ComputeRoutes:
             if not body.stream:
                 raise ApiError(400, "stream_options needs stream: true", param="stream_options")
             fields.unknown.extend(f"stream_options.{name}" for name in body.stream_options.model_extra or {})
-        if body.response_format is not None and body.response_format.type != "text":
-            raise ApiError(
-                400,
-                f"response_format.type {body.response_format.type!r}: this server does not constrain answers yet; "
-                "allowed: 'text'",
-                param="response_format.type",
-            )
+        take_form(body.response_format, fields)
         if self._options.strict:
             known.refuse(fields.unknown)
         return body, fields

@@ -206,11 +206,10 @@ def test_neighbours_change_nothing(llm: LLM, reference: list[list[int]]) -> None
 
 
 def test_chunks_and_preemption_change_nothing(reference: list[list[int]]) -> None:
-    tight = {"num_kv_blocks": 17, "max_model_len": 192, "enable_prefix_caching": False}
+    tight = {"num_kv_blocks": 11, "max_model_len": 160, "enable_prefix_caching": False}
     with make(max_num_batched_tokens=24, max_num_seqs=8, **tight) as llm:
         assert many(llm, mixed(), LONG) == reference
-        outputs = llm.generate([LONG] * 12, mixed(), use_tqdm=False)
-        assert sum(output.num_preemptions for output in outputs) > 0
+        assert llm.metrics()["num_preemptions"] > 0
 
 
 class KnownDrafts(Proposer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from typing import Any
@@ -174,12 +175,10 @@ def test_large_ones_are_served_or_refused_soon(backend: LLGuidance) -> None:
     assert accepts(compiled(backend, "regex", "ab" * 10_000), "abab")
     assert accepts(compiled(backend, "regex", "(a*)*b{500}"), "aab")
     for hostile in ("(a|b){1000}{1000}", "(.*a){200}", "((a{0,100}){0,100}){0,100}"):
-        try:
+        with contextlib.suppress(RequestError):  # it may say that this is too much
             matcher = compiled(backend, "regex", hostile)
-            accepts(matcher, "a" * 50)
-            allowed(matcher)
-        except RequestError as error:
-            assert "structured" in str(error)
+            assert accepts(matcher, "a" * 50)
+            assert allowed(matcher)
 
 
 def test_threads_may_compile_and_match_at_once(backend: LLGuidance) -> None:

@@ -126,7 +126,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "0"),
     ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "-2"),
     ({"truncate_prompt_tokens": "5"}, "truncate_prompt_tokens", "'5'"),
-    ({"response_format": {"type": "json_object"}}, "response_format.type", "json_object"),
+    ({"response_format": {"type": "json_objects"}}, "response_format.type", "json_objects"),
 ]
 
 BAD_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
@@ -168,9 +168,9 @@ BAD_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
         "required",
     ),
     (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}},
-        "response_format.type",
-        "not constrain",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": []}}},
+        "response_format.json_schema.schema",
+        "[]",
     ),
     ({"response_format": {"type": "yaml"}}, "response_format.type", "'yaml'"),
     ({"response_format": {"type": "no_such"}}, "response_format.type", "'no_such'"),
@@ -360,8 +360,8 @@ def test_unknown_fields_are_named(server: Any) -> None:
     answer = server.complete("a", max_token=4, temperatur=0.1, stream=False)
     assert answer.status == 200
     assert answer.headers["x-headrace-ignored"] == "max_token, temperatur"
-    stream = server.chat("a", max_tokens=1, stream=True, guided_json={}, stream_options={"obfuscate": True})
-    assert stream.headers["x-headrace-ignored"] == "guided_json, stream_options.obfuscate"
+    stream = server.chat("a", max_tokens=1, stream=True, goal={}, stream_options={"obfuscate": True})
+    assert stream.headers["x-headrace-ignored"] == "goal, stream_options.obfuscate"
     assert stream.chunks
     odd = server.complete("a", max_tokens=1, **{"a\r\nSet-Cookie: x": 1, "é,": 1, "": 1, "l" * 9999: 1})
     assert odd.headers["x-headrace-ignored"] == f"a??Set-Cookie:?x, ??, '', {'l' * 64}"

@@ -55,6 +55,11 @@ class Sampled:
     error: str | None = None
     """The row's request failed, and why."""
 
+    @property
+    def error_kind(self) -> str:
+        """`HeadraceError.kind` of the error: masks that exclude each other are the request's own."""
+        return RequestError.kind if self.error == _NOTHING_LEFT else "engine"
+
 
 @dataclass(frozen=True)
 class _Processor:
@@ -133,8 +138,7 @@ class Sampler:
         best = _best(logits)
         errors = [None if value < math.inf else _DAMAGED for value in best.values.tolist()]
         raw = self._report.set_aside(rows, logits, self._changes)
-        if self._listeners:
-            self._tell(rows, logits)
+        if self._tell(rows, logits):
             best = _best(logits)
         for i, row in enumerate(rows):
             if row.request_id in self._processors and errors[i] is None:
@@ -158,15 +162,18 @@ class Sampler:
         """Whether a request's logits may be changed before its token is drawn."""
         return bool(self._listeners) or request_id in self._processors
 
-    def _tell(self, rows: Sequence[LogitsRow], logits: torch.Tensor) -> None:
+    def _tell(self, rows: Sequence[LogitsRow], logits: torch.Tensor) -> bool:
+        """Let listeners change logits; return whether one did."""
+        changed = False
         for listener in self._listeners:
             try:
-                listener.on_logits(rows, logits)
+                changed = listener.on_logits(rows, logits) is not False or changed
             except Exception as error:  # isolation: the step fails by the plugin's name
                 raise PluginCallError(
                     f"runner listener {listener.name!r} failed in on_logits: {type(error).__name__}: {error}",
                     plugin=listener.name,
                 ) from error
+        return changed
 
     def _process(self, row: LogitsRow, own: torch.Tensor, index: int, best: _Best) -> str | None:
         """Let processors change logits `own` [V], and bring `best` up to date; return what fails the request."""
@@ -183,6 +190,7 @@ class Sampler:
         return None
 
 
+_NOTHING_LEFT = "no token can be chosen: the masks asked for leave none of the vocabulary"
 _DAMAGED = "the model gave logits that hold NaN or infinity for this request"
 
 
@@ -205,7 +213,7 @@ def _unusable(largest: float) -> str | None:
     if math.isnan(largest):
         return "a plugin put NaN into this request's logits"
     if largest == -math.inf:
-        return "no token can be chosen: the masks asked for leave none of the vocabulary"
+        return _NOTHING_LEFT
     return None
 
 

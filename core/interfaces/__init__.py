@@ -9,6 +9,14 @@ from headrace.core.interfaces.attention import (
 )
 from headrace.core.interfaces.checkpoint import Checkpoint, CheckpointTensor, ModelSource, WeightLoader
 from headrace.core.interfaces.executor import Executor, StepHandle
+from headrace.core.interfaces.grammar import (
+    Grammar,
+    GrammarBackend,
+    GrammarKind,
+    GrammarMatcher,
+    GrammarSpec,
+    Vocabulary,
+)
 from headrace.core.interfaces.graph import Graph, GraphRecorder, RecordError
 from headrace.core.interfaces.kv_cache import (
     KVCacheGroup,
@@ -55,6 +63,11 @@ __all__ = [
     "EngineListener",
     "Executor",
     "ForwardContext",
+    "Grammar",
+    "GrammarBackend",
+    "GrammarKind",
+    "GrammarMatcher",
+    "GrammarSpec",
     "Graph",
     "GraphRecorder",
     "InputProcessor",
@@ -85,6 +98,7 @@ __all__ = [
     "SelectableProcessor",
     "StepHandle",
     "Tokenizer",
+    "Vocabulary",
     "Wait",
     "WeightLoader",
     "Weights",

@@ -31,6 +31,10 @@ __all__ = [
 ]
 
 
+def _no_tokenizer() -> None:
+    return None
+
+
 def _not_running(*_: Any) -> Any:
     raise EngineError("the engine's loop is not there yet: a factory was still running when it was asked")
 
@@ -96,6 +100,10 @@ class CoreContext:
     values, the latest of a name counts."""
     causal: bool = True
     """False: a token sees those behind it as well, so a prompt runs whole in one step or not at all."""
+    tokenizer: Callable[[], Tokenizer | None] = _no_tokenizer
+    """Makes the model's tokenizer; that takes seconds, so ask on a thread of your own, once."""
+    vocab_size: int = 0
+    """Columns of the model's logits."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,7 @@ class KVCacheBuild:
     num_blocks: int
     prefix_caching: bool
     max_tokens_in_flight: int
-    """Tokens of one request that plans in flight may hold at once."""
+    """Tokens of one request that plans in flight may hold at once, lookahead included."""
 
 
 @dataclass(frozen=True)
@@ -150,3 +158,5 @@ class WorkerContext:
     device: str
     vocab_size: int
     model_config: Mapping[str, Any]
+    tokenizer: Callable[[], Tokenizer | None] = _no_tokenizer
+    """As in `CoreContext`."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Constraint,
         EngineListener,
         Executor,
+        GrammarBackend,
         InputProcessor,
         KVCacheManager,
         LogitsProcessor,
@@ -78,7 +79,8 @@ KINDS: Mapping[str, Kind] = {
         Kind("executor", "core", "executor", "executor"),
         Kind("runner_listener", "worker", "runner listener"),
         Kind("logits_processor", "worker", "logits processor"),
-        Kind("proposer", "worker", "proposer"),
+        Kind("proposer", "worker", "proposer", "speculative_method"),
+        Kind("grammar", "core", "grammar backend", "grammar_backend"),
         Kind("config_section", "front", "configuration section"),
         Kind("request_option", "front", "request option"),
         Kind("cli_command", "front", "command"),
@@ -285,6 +287,10 @@ class Registrar:
     ) -> None:
         """Add a proposer; the factory returns None where the configuration does not ask for it."""
         self._add("proposer", name, factory, override)
+
+    def grammar(self, name: str, factory: Callable[[], GrammarBackend], *, override: bool = False) -> None:
+        """Add a grammar backend, chosen by `grammar_backend`; also made in processes that only mask."""
+        self._add("grammar", name, factory, override)
 
     def config_section(self, name: str, model: type[BaseModel], *, override: bool = False) -> None:
         """Add a section to the configuration: a subclass of `headrace.core.config.Section`.

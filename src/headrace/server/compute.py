@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from headrace.server.completions import CompletionFormat, completion_params, pro
 from headrace.server.errors import ApiError, api_error, short, validation_error
 from headrace.server.fields import Fields, KnownFields, ignored_header, sampling_names
 from headrace.server.formats import AnswerFormat, Head
+from headrace.server.forms import take_form
 from headrace.server.intervals import Intervals
 from headrace.server.options import ServerSection, model_names
 from headrace.server.protocol import Body, ChatBody, CompletionBody
@@ -34,6 +36,10 @@ __all__ = ["CHAT", "COMPLETIONS", "ComputeRoutes", "Job"]
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
+
+TRACEPARENT = "traceparent"
+"""A header's name, and that of the request option which a tracing plugin brings."""
+_TRACE = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -106,6 +112,20 @@ class ComputeRoutes:
         if self._options.strict:
             known.refuse(fields.unknown)
         return body, ignored_header(model.__name__, fields.unknown)
+
+    def with_trace(
+        self, data: Mapping[str, Any], headers: Iterable[tuple[bytes, bytes]]
+    ) -> Mapping[str, Any]:
+        """Return a body with its caller's trace context, where somebody here takes one and the header holds one.
+
+        What is no trace context is passed over, as its standard wants it (W3C Trace Context, 4.3).
+        """
+        if not self._completion_fields.takes(TRACEPARENT) or TRACEPARENT in data:
+            return data
+        for name, value in headers:
+            if name == TRACEPARENT.encode() and _TRACE.fullmatch(value):
+                return {**data, TRACEPARENT: value.decode()}
+        return data
 
     async def begin(self, url: str, data: Mapping[str, Any]) -> Job:
         """Check a body and tokenize its prompts; nothing was sent to the engine then.
@@ -200,13 +220,7 @@ class ComputeRoutes:
             if not body.stream:
                 raise ApiError(400, "stream_options needs stream: true", param="stream_options")
             fields.unknown.extend(f"stream_options.{name}" for name in body.stream_options.model_extra or {})
-        if body.response_format is not None and body.response_format.type != "text":
-            raise ApiError(
-                400,
-                f"response_format.type {body.response_format.type!r}: this server does not constrain answers yet; "
-                "allowed: 'text'",
-                param="response_format.type",
-            )
+        take_form(body.response_format, fields)
         if self._options.strict:
             known.refuse(fields.unknown)
         return body, fields

@@ -50,7 +50,8 @@ class Exchange(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run it."""
         self._compute.check_there()
-        data = await read_json(scope, receive, self._options.max_body_bytes)
+        body = await read_json(scope, receive, self._options.max_body_bytes)
+        data = self._compute.with_trace(body, scope["headers"])
         async with _Watch(receive) as client:
             job = await self._compute.begin(self._url, data)
             client.on_gone(job.run.abort)

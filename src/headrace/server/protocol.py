@@ -140,6 +140,7 @@ class Body(_Strict):
     priority: int = Field(0, ge=-INT64, lt=INT64)
     """Lower is served first, where the server schedules by priority."""
     response_format: ResponseFormat | None = None
+    """The form of the answer: `text`, a JSON object, or JSON that fits a schema."""
     use_beam_search: bool = False
     """Look for the `n` likeliest answers instead of drawing some."""
     length_penalty: float = Field(1.0, ge=-10.0, le=10.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from headrace.core.errors import RequestError
 from headrace.core.plugin.hookspecs import hookimpl
@@ -33,7 +33,20 @@ headrace_api = ">=1,<2"
 MAX_SEQUENCES = 128
 MAX_CHARACTERS = 1000
 
-Word = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=MAX_CHARACTERS)]
+
+def _text(word: str) -> str:
+    try:
+        word.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"holds half a surrogate pair at character {error.start}, which is no text"
+        ) from None
+    return word
+
+
+Word = Annotated[
+    str, StringConstraints(strict=True, min_length=1, max_length=MAX_CHARACTERS), AfterValidator(_text)
+]
 BadWords = Annotated[list[Word], Field(max_length=MAX_SEQUENCES)]
 """The request option."""
 

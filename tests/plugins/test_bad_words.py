@@ -146,7 +146,9 @@ def test_too_many_sequences_are_refused_with_the_count() -> None:
     assert caught.value.param == "bad_words"
 
 
-@pytest.mark.parametrize("given", [["a"] * 129, "blue", [""], ["a", 5], ["x" * 1001], {"a": 1}, [None]])
+@pytest.mark.parametrize(
+    "given", [["a"] * 129, "blue", [""], ["a", 5], ["x" * 1001], ["a\ud800"], {"a": 1}, [None]]
+)
 def test_what_is_no_list_of_words_is_refused(given: Any) -> None:
     with pytest.raises(RequestError, match="bad_words"):
         request_options(registry(), SamplingParams(bad_words=given))

@@ -75,10 +75,10 @@ def test_bad_words_do_not_come_at_the_beginning_or_later(server: Any) -> None:
         text = choice_of(server.complete(prompt, max_tokens=24, bad_words=[word]))["text"]
         assert text != plain
         assert word not in text.replace(".", " ").replace(",", " ").split()
-    two = " ".join(words[:2])
+    two = " ".join(plain.split()[:2])
     text = choice_of(server.complete(prompt, max_tokens=24, bad_words=[two]))["text"]
     assert two not in text
-    assert text.split()[0] == words[0], "the first word alone is not banned"
+    assert text.split()[0].startswith(words[0]), "the first word alone is not banned"
     assert choice_of(server.complete(prompt, max_tokens=24, bad_words=[words[0].swapcase()]))["text"] == plain
 
 

@@ -103,7 +103,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"stop": [""]}, "stop", "empty"),
     ({"stop": ["zzz", ""]}, "stop", "empty"),
     ({"stop": [7]}, "stop.0", "7"),
-    ({"stop": ["s"] * 1001}, "stop", "1000"),
+    ({"stop": ["s"] * 1000}, "stop", "256"),
     ({"stop_token_ids": [49152]}, "stop_token_ids", "49152"),
     ({"stop_token_ids": "x"}, "stop_token_ids", "'x'"),
     ({"logit_bias": {"49152": 5}}, "logit_bias", "49152"),

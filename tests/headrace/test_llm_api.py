@@ -303,6 +303,12 @@ def test_plugins_that_are_not_essential_can_be_switched_off_one_at_a_time() -> N
         "tracing",
         "http_metrics",
         "truncate_prompt",
+        "allowed_token_ids",
+        "bad_words",
+        "processors",
+        "speculative",
+        "structured",
+        "llguidance_backend",
     }
     for name in sorted(optional):
         llm = LLM("smollm2", max_model_len=64, disable_plugins=[name], show_report=False)

@@ -19,7 +19,7 @@ class SpeculativeSection(Section):
 
     method: str | None = option(
         None,
-        "Who drafts tokens: ngram, draft_model, or a plugin's proposer. Default: nobody.",
+        "Who drafts tokens: ngram, or a plugin's proposer. Default: nobody.",
         flat="speculative_method",
     )
     num_speculative_tokens: int = option(5, "Most tokens drafted at once for a request.", ge=1, le=64)

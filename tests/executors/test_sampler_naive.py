@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 from headrace.backends.cpu.ops import CpuOps
+from headrace.builtin import BUILTIN
 from headrace.core.interfaces import LogitsRow
 from headrace.core.plan import NewRequest
 from headrace.core.plugin.registry import Registrar, Registry
@@ -197,8 +200,17 @@ def test_the_rows_bring_every_field_to_bear() -> None:
     assert [name for name in FIELDS if tokens(name) == plain] == []
 
 
-def test_processors_run_in_the_order_that_is_documented() -> None:
-    """Behind them come temperature, min_p, top_k and top_p, which `test_equals_plain_python` applies so."""
-    assert registry().names("logits_processor") == [
-        "allowed_token_ids", "bad_words", "min_tokens", "logit_bias", "penalties",
+def test_the_order_is_that_of_the_page() -> None:
+    """Processors of the built-in plugins in order of registration, then what `naive_token` applies, step by step."""
+    page = (Path(__file__).parents[2] / "docs" / "sampling.md").read_text()
+    table = re.findall(r"^\| \d+ \| (`.*?)?\|", page, re.MULTILINE)
+    documented = re.findall(r"\w+", " ".join(table))
+    processors = [
+        "allowed_token_ids", "bad_words", "min_tokens", "logit_bias",
+        "repetition_penalty", "frequency_penalty", "presence_penalty",
     ]  # fmt: skip
+    drawing = ["temperature", "min_p", "top_k", "top_p", "seed"]
+    assert documented == ["logprobs", *processors, "processors", *drawing, "logprobs"]
+    plugins = [name.rpartition(".")[2] for name in BUILTIN]
+    places = [plugins.index(name) for name in (*processors[:4], "penalties")]
+    assert places == sorted(places)

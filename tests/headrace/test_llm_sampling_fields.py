@@ -113,11 +113,16 @@ def test_words_are_absent_and_a_beginning_they_share_is_not(llm: LLM) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"max_num_batched_tokens": 32, "max_num_seqs": 4}, {"num_kv_blocks": 20}, {"engine_process": True}],
+    [
+        {"max_num_batched_tokens": 32, "max_num_seqs": 4},
+        {"num_kv_blocks": 20},
+        {"engine_process": True},
+        {"speculative": {"method": "ngram", "num_speculative_tokens": 4}},
+    ],
     ids=str,
 )
 def test_the_same_answers_in_every_mode(llm: LLM, make: Callable[..., LLM], options: dict[str, Any]) -> None:
-    """Chunks, preemption, a process of its own: what masks, processors and biases do is a function of the tokens."""
+    """Chunks, preemption, another process, drafts: masks, processors and biases are functions of the tokens."""
     allowed = list(range(200, 3000))
     fields: list[dict[str, Any]] = [
         {"allowed_token_ids": allowed},
@@ -137,6 +142,8 @@ def test_the_same_answers_in_every_mode(llm: LLM, make: Callable[..., LLM], opti
         got = [output.outputs[0] for output in other.generate(prompts, params, use_tqdm=False)]
         if "num_kv_blocks" in options:
             assert other.metrics()["num_preemptions"] > 0
+        if "speculative" in options:
+            assert other.metrics()["spec_decode_num_draft_tokens"] > 0
     assert [one.token_ids for one in got] == [one.token_ids for one in right]
     assert got[5].logprobs == right[5].logprobs
     assert set(right[0].token_ids) <= set(allowed)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.fields import FieldInfo
 
 from headrace.core.errors import ConfigError
+from headrace.core.logprobs import LogprobsMode
 
 __all__ = [
     "AttentionSection",
@@ -74,6 +75,9 @@ class Section(BaseModel):
     """Base of every section, core's and plugins': frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    aliases: ClassVar[tuple[str, ...]] = ()
+    """Hidden names of the section as a whole, as keyword, flag and in a file."""
 
 
 class SchedulerSection(Section):
@@ -148,6 +152,10 @@ class EngineConfig(Section):
         None, "Longest prompt and answer together; default: the model's.", ge=2
     )
     max_logprobs: int = option(20, "Most logprobs a request may ask for a token; -1: no limit.", ge=-1)
+    logprobs_mode: LogprobsMode = option(
+        "raw_logprobs",
+        "Of what logprobs are told: raw, the model's own; processed, those a token is drawn from.",
+    )
     enforce_eager: bool = option(False, "Run the model as it is, not as a recorded pass (a graph).")
     model_impl: str = option("auto", "Which definition builds the model; auto: by its architecture.")
     generation_config: Literal["auto", "none"] = option(
@@ -197,6 +205,8 @@ class OptionSpec:
     aliases: tuple[str, ...] = ()
     secret: bool = False
     """Its value is not shown."""
+    section_names: tuple[str, ...] = ()
+    """Every spelling of its section: its name, then hidden ones."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -218,12 +228,14 @@ def option_table(sections: Mapping[str, type[BaseModel]]) -> dict[str, OptionSpe
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
             raise TypeError(f"the section {name!r} must be a subclass of Section, got {model!r}")
         _claim(owners, name, f"the section {name!r} of a plugin")
+        for alias in _section_aliases(model):
+            _claim(owners, alias, f"the section {name!r} of a plugin")
         models[name] = model
     for section, model in models.items():
         for field, info in model.model_fields.items():
             if section == "" and (field in base or field == "sections"):
                 continue
-            spec = _spec(section, field, info)
+            spec = _spec(section, field, info, _section_aliases(model))
             if section in sections and info.is_required():
                 raise TypeError(f"the option {section}.{field} must have a default")
             for name in spec.names:
@@ -232,12 +244,22 @@ def option_table(sections: Mapping[str, type[BaseModel]]) -> dict[str, OptionSpe
     return table
 
 
-def _spec(section: str, field: str, info: FieldInfo) -> OptionSpec:
+def _section_aliases(model: type[BaseModel]) -> tuple[str, ...]:
+    return model.aliases if issubclass(model, Section) else ()
+
+
+def _spec(section: str, field: str, info: FieldInfo, section_aliases: tuple[str, ...]) -> OptionSpec:
     extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
     aliases = extra.get("aliases")
     names = tuple(str(alias) for alias in aliases) if isinstance(aliases, list) else ()
     return OptionSpec(
-        str(extra.get("flat") or field), section, field, info, names, secret=bool(extra.get("secret"))
+        str(extra.get("flat") or field),
+        section,
+        field,
+        info,
+        names,
+        secret=bool(extra.get("secret")),
+        section_names=(section, *section_aliases) if section else (),
     )
 
 

@@ -247,7 +247,7 @@ class EngineCore:
 
     def _wait(self) -> None:
         """Nothing can run: sleep until woken, or find that nothing ever will."""
-        if not self.scheduler.num_parked:
+        if not self.scheduler.num_parked and not self.scheduler.is_paused:
             now = time.monotonic()
             self._stalled_since = self._stalled_since or now
             if now - self._stalled_since > STALL_SECONDS:

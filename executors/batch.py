@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -80,6 +81,11 @@ class PersistentBatch:
     def tokens(self, state: RowState, end: int) -> NDArray[np.int64]:
         """Return ids [0, end) of a request: a view, to be read."""
         return self._tokens[state.row, :end]
+
+    def block_ids(self, state: RowState) -> tuple[Sequence[int], ...]:
+        """Return a request's blocks by KV group: views, to be read."""
+        tables: Sequence[Any] = self._tables
+        return tuple(table[state.row, :count] for table, count in zip(tables, state.num_blocks, strict=True))
 
     # Plans change rows -------------------------------------------------------------------------------
 

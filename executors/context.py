@@ -7,34 +7,44 @@ from typing import Any
 
 import torch
 
-from headrace.core.errors import ConfigError
-from headrace.core.interfaces import AttentionBackend, AttentionBatch, AttentionLayer, KVCacheLayout
+from headrace.core.interfaces import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionLayer,
+    KVCacheGroup,
+    KVCacheLayout,
+)
 from headrace.executors.loading import LoadedModel
 
 __all__ = ["KVMemory", "StepContext"]
 
 
 class KVMemory:
-    """The pages of all layers: one cache a slot, shared by the layers of that slot in every group."""
+    """The pages of a model's layers: in each slot one cache for all layers of a shape, of whichever group.
+
+    Groups of the layout that hold none of the model's layers (a proposer's, say) are passed over.
+    """
 
     def __init__(self, loaded: LoadedModel, layout: KVCacheLayout, num_blocks: int) -> None:
         self._backend = loaded.backend
-        self._groups = layout.groups
         self._places: dict[str, tuple[Any, int]] = {}
-        for slot in range(layout.num_slots):
-            members = [(i, g.layers[slot]) for i, g in enumerate(layout.groups) if slot < len(g.layers)]
-            specs = [loaded.layers[name][1] for _, name in members]
-            shapes = {(spec.num_kv_heads, spec.head_dim, spec.kv_dtype) for spec in specs}
-            if len(shapes) > 1:
-                raise ConfigError(
-                    f"layers {[name for _, name in members]} share pages but store different shapes (KV heads, head "
-                    f"size, type): {sorted(shapes)}"
-                )
-            cache = self._backend.allocate(
-                specs[0], num_blocks + 1, loaded.device
-            )  # block 0 is the null block
-            for group, name in members:
-                self._places[name] = (cache, group)
+        self.group_indices: list[int] = []
+        """In the layout, of the groups it serves; a step has a batch for each of these."""
+        self._groups: list[KVCacheGroup] = []
+        caches: dict[tuple[Any, ...], Any] = {}
+        for index, group in enumerate(layout.groups):
+            own = [(slot, name) for slot, name in enumerate(group.layers) if name in loaded.layers]
+            if not own:
+                continue
+            for slot, name in own:
+                spec = loaded.layers[name][1]
+                key = slot, spec.num_kv_heads, spec.head_dim, spec.kv_dtype
+                if key not in caches:
+                    # Block 0 is the null block.
+                    caches[key] = self._backend.allocate(spec, num_blocks + 1, loaded.device)
+                self._places[name] = (caches[key], len(self._groups))
+            self._groups.append(group)
+            self.group_indices.append(index)
 
     @property
     def num_groups(self) -> int:

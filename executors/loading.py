@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from headrace.core.errors import ConfigError
 from headrace.core.interfaces import (
     AttentionBackend,
     AttentionLayer,
@@ -19,7 +20,6 @@ from headrace.core.interfaces import (
     KVCacheLayout,
     KVCacheSpec,
     Model,
-    Proposer,
 )
 from headrace.core.interfaces.build import ExecutorBuild
 from headrace.core.kv.layout import layout_for
@@ -110,8 +110,16 @@ def _fingerprint(build: ExecutorBuild, backend: AttentionBackend, ops: Ops) -> s
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
 
-def kv_layout(loaded: LoadedModel, proposer: Proposer | None, block_size: int) -> KVCacheLayout:
-    """Lay out the pages that the model's layers and the proposer's share."""
+def kv_layout(loaded: LoadedModel, drafting: Mapping[str, KVCacheSpec], block_size: int) -> KVCacheLayout:
+    """Lay out the pages of the model's layers, and those of a proposer's (`drafting`) beside them.
+
+    Raises `ConfigError` where two layers have one name.
+    """
+    clash = loaded.layers.keys() & drafting.keys()
+    if clash:
+        raise ConfigError(
+            f"the proposer calls layers as the model does: {sorted(clash)}; they need other names"
+        )
     specs: dict[str, KVCacheSpec] = {}
     page_bytes: dict[str, int] = {}
     for name, (_, spec) in loaded.layers.items():
@@ -123,8 +131,11 @@ def kv_layout(loaded: LoadedModel, proposer: Proposer | None, block_size: int) -
             bytes_per_token=page_bytes[name] // block_size,
             window=spec.window,
         )
-    if proposer is not None:
-        for name, own in proposer.kv_specs().items():
-            specs[name] = own
-            page_bytes[name] = own.bytes_per_token * block_size
-    return layout_for(specs, page_bytes, block_size)
+    for name, own in drafting.items():
+        specs[name] = own
+        page_bytes[name] = own.bytes_per_token * block_size
+    # Pages serve layers of one shape and one owner.
+    storage = {
+        name: (name in drafting, spec.num_kv_heads, spec.head_dim, spec.dtype) for name, spec in specs.items()
+    }
+    return layout_for(specs, page_bytes, block_size, storage)

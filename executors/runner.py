@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,6 @@ from headrace.core.interfaces import (
     BatchRow,
     KVCacheLayout,
     LogitsRow,
-    Proposer,
     RecordError,
     RunnerListener,
 )
@@ -28,14 +27,12 @@ from headrace.executors.context import KVMemory
 from headrace.executors.graphs import EagerForward, Forward, record_forward
 from headrace.executors.listeners import RunnerListeners
 from headrace.executors.loading import LoadedModel, kv_layout, load_model
-from headrace.executors.proposing import build_proposer
+from headrace.executors.proposing import Proposing, build_proposer
 from headrace.executors.sampler import Sampled, Sampler
 from headrace.executors.scoring import token_logprobs
 from headrace.models.opening import open_tokenizer
 
 __all__ = ["ModelRunner"]
-
-logger = logging.getLogger("headrace")
 
 LOGITS_ROWS = 64
 """Logits are made for at most so many rows at once: vocabularies are large."""
@@ -46,6 +43,7 @@ class _StepView:
     """A step as listeners and proposers see it."""
 
     step: int
+    started: float
     stash: Stash
     rows: Sequence[BatchRow]
 
@@ -69,16 +67,21 @@ class ModelRunner:
             entry.factory(context) for entry in build.registry.entries("runner_listener")
         ]
         self._listeners = RunnerListeners(listeners)
-        self._proposer: Proposer | None = build_proposer(context)
+        self._proposing = Proposing(build_proposer(context), self._model.vocab_size)
         self._sampler = Sampler(
             [(e.name, e.factory, e.plugin) for e in build.registry.entries("logits_processor")],
             listeners,
             self._model.vocab_size,
             self._loaded.sampling,
+            build.config.logprobs_mode,
         )
-        self.layout: KVCacheLayout = kv_layout(self._loaded, self._proposer, build.config.cache.block_size)
-        self.lookahead = self._proposer.lookahead if self._proposer else 0
+        self.layout: KVCacheLayout = kv_layout(
+            self._loaded, self._proposing.kv_specs(), build.config.cache.block_size
+        )
+        self.lookahead = self._proposing.lookahead
+        self._loaded.report["proposer"] = self._proposing.name
         self._forward: Forward | None = None
+        self._own_groups: Sequence[int] = ()
         self._batch = PersistentBatch(
             build.config.scheduler.max_num_seqs,
             build.max_model_len,
@@ -93,7 +96,10 @@ class ModelRunner:
 
     def allocate_kv(self, num_blocks: int) -> None:
         """Make KV memory for block ids [0, num_blocks]."""
-        self._forward = self._best_forward(KVMemory(self._loaded, self.layout, num_blocks))
+        self._proposing.allocate_kv(self.layout, num_blocks)
+        memory = KVMemory(self._loaded, self.layout, num_blocks)
+        self._own_groups = memory.group_indices
+        self._forward = self._best_forward(memory)
 
     @torch.inference_mode()
     def _best_forward(self, memory: KVMemory) -> Forward:
@@ -126,6 +132,7 @@ class ModelRunner:
     def _forget(self, request_id: str) -> None:
         self._batch.remove(request_id)
         self._sampler.remove(request_id)
+        self._proposing.on_remove(request_id)
         self._listeners.on_remove(request_id)
 
     def call_plugin(self, plugin: str, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -142,6 +149,7 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one plan. What one request is to blame for fails that request; what raises fails the step."""
+        started = time.perf_counter()
         for request_id in plan.removed:
             self._forget(request_id)
         result = StepResult(step=plan.step, requests={})
@@ -159,7 +167,7 @@ class ModelRunner:
             counts.append(entry.count)
         if states:
             inputs = self._batch.inputs(states, starts, counts, self._loaded.device)
-            self._run(plan, inputs, result)
+            self._run(inputs, self._view(plan, inputs, started), result)
         return result
 
     def _enter(self, entry: NewRequest | Continued) -> tuple[RowState, RequestResult | None]:
@@ -173,6 +181,7 @@ class ModelRunner:
                 return state, RequestResult(
                     num_computed=state.num_computed, error=str(error), error_kind=error.kind
                 )
+            self._proposing.on_add(entry)
             return state, None
         state = self._batch.advance(entry)
         if entry.start > state.num_computed:  # sent before a rollback was known
@@ -185,13 +194,13 @@ class ModelRunner:
         del state.drafts[entry.num_drafts :]
         return state, None
 
-    def _run(self, plan: StepPlan, inputs: StepInputs, result: StepResult) -> None:
+    def _run(self, inputs: StepInputs, view: _StepView, result: StepResult) -> None:
         if self._forward is None:
             raise EngineError("a plan was sent before KV memory was made; allocate_kv comes first")
-        view = self._view(plan, inputs)
         self._listeners.on_batch(view)
         x = self._listeners.on_embed(view, self._model.embed(inputs.ids))
-        hidden, taps = self._forward(x, inputs.positions, inputs.groups)
+        groups = [inputs.groups[index] for index in self._own_groups]
+        hidden, taps = self._forward(x, inputs.positions, groups)
         self._listeners.on_hidden(view, hidden)
         sampled = self._sample(inputs, hidden)
         for index, state in enumerate(inputs.states):
@@ -199,17 +208,32 @@ class ModelRunner:
         self._score_prompts(inputs, hidden, result)
         self._listeners.on_tokens(view, result)
         for state in inputs.states:
-            outcome = result.requests[state.request_id]
-            # A listener may have dropped tokens; KV behind the last confirmed one is not valid.
-            if state.params.max_tokens != 0:
-                outcome.num_computed = min(outcome.num_computed, state.num_tokens + len(outcome.tokens) - 1)
-            self._batch.confirm(state, outcome.tokens, outcome.num_computed, ())
-        if self._proposer is not None:
-            self._propose(self._proposer, view, inputs, hidden, taps, result)
+            self._confirm(state, result.requests[state.request_id])
+        if self._proposing.active:
+            drafts = self._proposing.propose(view, hidden, taps, result)
+            self._note_drafts(inputs.states, drafts, result)
 
-    def _view(self, plan: StepPlan, inputs: StepInputs) -> _StepView:
+    def _confirm(self, state: RowState, outcome: RequestResult) -> None:
+        # A listener may have dropped tokens; KV behind the last confirmed one is not valid.
+        if state.params.max_tokens != 0:
+            outcome.num_computed = min(outcome.num_computed, state.num_tokens + len(outcome.tokens) - 1)
+        logprobs = outcome.stash.get(LOGPROBS)
+        if logprobs is not None:
+            del logprobs[len(outcome.tokens) :]
+        self._batch.confirm(state, outcome.tokens, outcome.num_computed, ())
+
+    def _note_drafts(
+        self, states: Sequence[RowState], drafts: Mapping[str, list[int]], result: StepResult
+    ) -> None:
+        for state in states:
+            own, outcome = drafts.get(state.request_id), result.requests[state.request_id]
+            if own and outcome.tokens and outcome.error is None and outcome.finish_reason is None:
+                outcome.drafts = own
+                self._batch.confirm(state, (), state.num_computed, own)
+
+    def _view(self, plan: StepPlan, inputs: StepInputs, started: float) -> _StepView:
         rows: list[BatchRow] = []
-        if self._proposer is not None or self._listeners.need_rows:
+        if self._proposing.active or self._listeners.need_rows:
             rows = [
                 BatchRow(
                     state.request_id,
@@ -220,10 +244,11 @@ class ModelRunner:
                     int(count),
                     self._batch.tokens(state, int(start + count)),  # type: ignore[arg-type]
                     len(state.drafts),
+                    self._batch.block_ids(state),
                 )
                 for state, start, count in zip(inputs.states, inputs.starts, inputs.counts, strict=True)
             ]
-        return _StepView(plan.step, plan.stash, rows)
+        return _StepView(plan.step, started, plan.stash, rows)
 
     # Tokens ------------------------------------------------------------------------------------------
 
@@ -294,25 +319,3 @@ class ModelRunner:
                 logits = self._model.logits(hidden[offset + first : offset + last])
                 scored += token_logprobs(logits, targets[first:last], wanted, self._loaded.sampling.score)
             result.requests[state.request_id].stash[PROMPT_LOGPROBS] = PromptLogprobs(start + 1, scored)
-
-    def _propose(
-        self,
-        proposer: Proposer,
-        view: _StepView,
-        inputs: StepInputs,
-        hidden: torch.Tensor,
-        taps: Mapping[int, torch.Tensor],
-        result: StepResult,
-    ) -> None:
-        try:
-            drafts = proposer.propose(view, hidden, taps, result)
-        except Exception as error:  # noqa: BLE001 - isolation point: drafts are only a help, so go on without
-            logger.warning("proposer %r failed and is switched off: %r", proposer.name, error)
-            self._proposer = None
-            return
-        for state in inputs.states:
-            own = drafts.get(state.request_id)
-            outcome = result.requests[state.request_id]
-            if own and outcome.tokens and outcome.error is None:
-                outcome.drafts = list(own)
-                self._batch.confirm(state, (), state.num_computed, outcome.drafts)

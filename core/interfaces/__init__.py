@@ -44,6 +44,7 @@ from headrace.core.interfaces.runner import (
     Proposer,
     RunnerBatch,
     RunnerListener,
+    SelectableProcessor,
 )
 from headrace.core.interfaces.scheduling import Constraint, EngineListener, Scheduler, SchedulingPolicy, Wait
 from headrace.core.interfaces.text import InputProcessor, ProcessedInput, Tokenizer
@@ -94,6 +95,7 @@ __all__ = [
     "RunnerListener",
     "Scheduler",
     "SchedulingPolicy",
+    "SelectableProcessor",
     "StepHandle",
     "Tokenizer",
     "Vocabulary",

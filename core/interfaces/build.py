@@ -114,7 +114,7 @@ class KVCacheBuild:
     num_blocks: int
     prefix_caching: bool
     max_tokens_in_flight: int
-    """Tokens of one request that plans in flight may hold at once."""
+    """Tokens of one request that plans in flight may hold at once, lookahead included."""
 
 
 @dataclass(frozen=True)

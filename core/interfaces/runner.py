@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
+    from pydantic import BaseModel
 
-    from headrace.core.interfaces.kv_cache import KVCacheSpec
+    from headrace.core.interfaces.kv_cache import KVCacheLayout, KVCacheSpec
     from headrace.core.plan import NewRequest, StepResult
     from headrace.core.sampling_params import SamplingParams
     from headrace.core.stash import Stash
@@ -22,6 +24,7 @@ __all__ = [
     "Proposer",
     "RunnerBatch",
     "RunnerListener",
+    "SelectableProcessor",
 ]
 
 
@@ -38,6 +41,14 @@ class BatchRow:
     tokens: Sequence[int]
     """Ids up to position start + count, prompt first; drafts at the end are tentative. Read only."""
     num_drafts: int
+    """So many ids at the end of `tokens` are drafts that this step verifies."""
+    block_ids: Sequence[Sequence[int]] = ()
+    """A KV group: the blocks of positions from 0 on, lookahead included. Read only."""
+
+    @property
+    def num_confirmed(self) -> int:
+        """`tokens[:num_confirmed]` are confirmed; those that this step confirms come behind them."""
+        return self.start + self.count - self.num_drafts
 
 
 class RunnerBatch(Protocol):
@@ -46,6 +57,11 @@ class RunnerBatch(Protocol):
     @property
     def step(self) -> int:
         """The plan's number."""
+        ...
+
+    @property
+    def started(self) -> float:
+        """When the worker began the step, in seconds of `time.perf_counter`."""
         ...
 
     @property
@@ -112,26 +128,62 @@ class RunnerListener:
         """Tokens were drawn; may set `finish_reason`, drop tokens from an end, or add to a stash."""
 
 
-class Proposer(Protocol):
-    """Guesses the next tokens of each request, to be verified in the next step."""
+class Proposer(ABC):
+    """Guesses the next tokens of each request, to be verified in the next step. Override what you need.
 
-    name: str
-    lookahead: int
-    """KV slots it writes behind a request's last token."""
-    taps: tuple[int, ...]
+    Guesses decide how fast tokens come and never which: a draft stays only where it is the token that is drawn
+    anyway. A proposer that raises, or drafts what is no token, is switched off and reported; requests go on without.
+    """
+
+    name = "proposer"
+    lookahead: int = 0
+    """KV slots it writes behind a request's last token; near the request's longest length fewer are granted."""
+    taps: tuple[int, ...] = ()
     """Layers whose hidden states it needs."""
 
     def kv_specs(self) -> Mapping[str, KVCacheSpec]:
-        """Layers of its own that need KV, by name; they share the pool."""
-        ...
+        """Layers of its own that need KV, by name; they share the pool's blocks with the model's, never memory."""
+        return {}
 
+    def allocate_kv(self, layout: KVCacheLayout, num_blocks: int) -> None:
+        """Make KV memory of its layers for block ids [0, num_blocks], of which 0 is the null block."""
+
+    def on_add(self, request: NewRequest) -> None:
+        """A request came to this worker."""
+
+    def on_remove(self, request_id: str) -> None:
+        """A request left this worker: finished, aborted or preempted."""
+
+    @abstractmethod
     def propose(
         self, batch: RunnerBatch, hidden: torch.Tensor, taps: Mapping[int, torch.Tensor], result: StepResult
     ) -> Mapping[str, Sequence[int]]:
-        """Return drafts by request id; called each step, prefill chunks included. hidden is [N, C]."""
-        ...
+        """Return drafts by request id; called each step, prefill chunks included. hidden is [N, C].
+
+        What `result` confirmed for a row belongs behind the row's `tokens[:num_confirmed]`. Drafts of a request that
+        got no token in this step are dropped, and so are those beyond its longest length.
+        """
 
 
 ProcessorFactory = Callable[["SamplingParams"], "LogitsProcessor | None"]
 """What a `logits_processor` plugin registers: called once a request on each worker, returns its processor, or None
 where the parameters ask for nothing."""
+
+
+@dataclass(frozen=True)
+class SelectableProcessor:
+    """A logits processor for those requests that select it: `SamplingParams(processors={name: {…}})`.
+
+    It is a `ProcessorFactory` itself, made by `Registrar.logits_processor(name, factory, parameters=Model)`.
+    """
+
+    name: str
+    parameters: type[BaseModel]
+    """What a request gives is validated by it: in the front end, and again on each worker."""
+    factory: Callable[[SamplingParams, Any], LogitsProcessor | None]
+    """Called with the request's parameters and an instance of `parameters`."""
+
+    def __call__(self, params: SamplingParams) -> LogitsProcessor | None:
+        """Return the processor, or None for a request that did not select it."""
+        given = (params.options.get("processors") or {}).get(self.name)
+        return None if given is None else self.factory(params, self.parameters.model_validate(given))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 from headrace.core.errors import ConfigError
 from headrace.core.interfaces.kv_cache import KVCacheGroup, KVCacheLayout, KVCacheSpec
@@ -11,7 +11,10 @@ __all__ = ["blocks_needed", "group_need", "layout_for"]
 
 
 def layout_for(
-    specs: Mapping[str, KVCacheSpec], page_bytes: Mapping[str, int], block_size: int
+    specs: Mapping[str, KVCacheSpec],
+    page_bytes: Mapping[str, int],
+    block_size: int,
+    storage: Mapping[str, Hashable] | None = None,
 ) -> KVCacheLayout:
     """Sort layers into groups of one window each, of as many layers as the rarest window has.
 
@@ -19,6 +22,7 @@ def layout_for(
     with 15 window and 3 full layers gets five window groups and one full group of three layers.
 
     page_bytes: of one page of each layer, as the attention backend wants it.
+    storage: layers with equal values can share memory in a slot, others lie beside each other there; None: all can.
     """
     if not specs:
         raise ConfigError("the model declares no attention layer, so there is nothing to cache")
@@ -32,8 +36,12 @@ def layout_for(
         for i in range(0, len(names), slots)
     ]
     groups.sort(key=lambda group: group.window is not None)  # full groups first: they bound a prefix hit
-    sizes = [max(page_bytes[g.layers[s]] for g in groups if s < len(g.layers)) for s in range(slots)]
-    return KVCacheLayout(block_size, tuple(groups), slots, sum(sizes))
+    largest: dict[Hashable, int] = {}
+    for group in groups:
+        for slot, name in enumerate(group.layers):
+            key = slot, None if storage is None else storage[name]
+            largest[key] = max(largest.get(key, 0), page_bytes[name])
+    return KVCacheLayout(block_size, tuple(groups), slots, sum(largest.values()))
 
 
 def group_need(group: KVCacheGroup, num_tokens: int, block_size: int, max_in_flight: int) -> int:

@@ -18,7 +18,7 @@ class RequestLimits:
         low, high = 0, build.max_model_len
         while low < high:
             middle = (low + high + 1) // 2
-            fits = build.kv.blocks_needed(middle + build.lookahead) <= build.kv.num_blocks
+            fits = build.kv.blocks_needed(middle) <= build.kv.num_blocks
             low, high = (middle, high) if fits else (low, middle - 1)
         self.capacity = low
         """Tokens, prompt and answer together, that an empty pool holds."""

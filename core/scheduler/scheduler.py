@@ -8,6 +8,9 @@ Running requests come before waiting ones. A running request that gets no blocks
 its blocks are freed, it starts again from nothing and keeps its confirmed tokens. Nobody is admitted in a step
 that preempted. A waiting request is admitted when its whole prompt fits beside what the running ones still need
 for theirs, so that a long prompt is not begun, evicted and begun again.
+
+Drafts are guesses: they get what is left of a step once every running request has its next token, half of that while
+prompts wait for it, and blocks that are free; nobody is preempted for them.
 """
 
 from __future__ import annotations
@@ -129,12 +132,15 @@ class UnifiedScheduler:
 
     def _schedule_running(self, step: Step) -> None:
         # Decodes first: a long prompt among the running ones must not starve them.
+        decodes: list[Request] = []
         long: list[Request] = []
-        for request in list(self._running):
-            if len(request.token_ids) - request.num_scheduled > 1:
-                long.append(request)
-            else:
-                self._continue(request, step)
+        for request in self._running:
+            (long if len(request.token_ids) - request.num_scheduled > 1 else decodes).append(request)
+        step.spare = max(0, step.budget - len(decodes))
+        if long or self._queue:
+            step.spare //= 2  # the rest is for prompts
+        for request in decodes:
+            self._continue(request, step)
         for request in long:
             self._continue(request, step)
 
@@ -144,12 +150,29 @@ class UnifiedScheduler:
         count = min(request.num_known - start, step.budget)
         if count <= 0 or request.state is not RequestState.RUNNING:
             return
+        confirmed = min(count, len(request.token_ids) - start)
+        if request.drafts:
+            count = min(count, confirmed + step.spare)
         count = self._limit_count(request, start, count)
         if count == 0:
             return
+        if request.drafts and count > confirmed:
+            blocks = self._allocate(request, start + count)
+            if blocks is not None:
+                step.spare -= count - confirmed
+                self._send(request, start, count, blocks, step)
+                return
+            count = confirmed
         blocks = self._grant(request, start + count, step)
         if blocks is not None:
             self._send(request, start, count, blocks, step)
+
+    def _allocate(
+        self, request: Request, num_tokens: int, hit: PrefixHit | None = None
+    ) -> list[list[int]] | None:
+        """Ask for blocks up to `num_tokens`, with what the proposer needs of the request's places behind them."""
+        lookahead = min(self._build.lookahead, max(0, request.max_tokens_total - num_tokens))
+        return self._kv.allocate(request, num_tokens, lookahead=lookahead, hit=hit)
 
     def _limit_count(self, request: Request, start: int, count: int) -> int:
         """Let threshold and constraints lower `count`; 0 also where the request was parked or failed."""
@@ -172,7 +195,7 @@ class UnifiedScheduler:
     def _grant(self, request: Request, num_tokens: int, step: Step) -> list[list[int]] | None:
         """Allocate blocks for a running request, at the cost of victims; None: not in this step."""
         while True:
-            blocks = self._kv.allocate(request, num_tokens, lookahead=self._build.lookahead)
+            blocks = self._allocate(request, num_tokens)
             if blocks is not None:
                 return blocks
             step.admits = False
@@ -279,8 +302,7 @@ class UnifiedScheduler:
         if count and request.state is RequestState.WAITING:
             fits = self._fits(request, hit, step)
             if fits:
-                end = start + count
-                blocks = self._kv.allocate(request, end, lookahead=self._build.lookahead, hit=hit)
+                blocks = self._allocate(request, start + count, hit)
         if blocks is None:
             if hit is not None:
                 self._kv.release(hit)
@@ -308,7 +330,8 @@ class UnifiedScheduler:
         """Whether all of a waiting request fits beside what the running ones still lack for their prompts."""
         if step.reserved is None:
             step.reserved = sum(self._lacks(other) for other in self._running)
-        need = self._kv.shortfall(request, request.num_tokens + self._build.lookahead)
+        wanted = min(request.num_tokens + self._build.lookahead, request.max_tokens_total)
+        need = self._kv.shortfall(request, wanted)
         if hit is not None:
             need -= sum(1 for table in hit.block_ids for block in table if block)
         # Who comes back from a preemption waits until the others have room to grow, or it would go again.

@@ -168,12 +168,17 @@ def _size(config: EngineConfig, executor: Executor, model_len: int) -> PoolSize:
             max_num_seqs=config.scheduler.max_num_seqs,
             max_model_len=model_len,
             max_model_len_is_given=config.max_model_len is not None,
-            max_tokens_in_flight=config.scheduler.max_num_batched_tokens * executor.max_in_flight,
+            max_tokens_in_flight=_in_flight(config, executor),
             available_bytes=available_memory(),
             num_kv_blocks=config.cache.num_kv_blocks,
             kv_cache_memory=config.cache.kv_cache_memory,
         )
     )
+
+
+def _in_flight(config: EngineConfig, executor: Executor) -> int:
+    """Return how many tokens behind its valid KV one request may hold slots for, those of drafting included."""
+    return config.scheduler.max_num_batched_tokens * executor.max_in_flight + executor.lookahead
 
 
 def _core(
@@ -215,7 +220,7 @@ def _core(
             num_blocks=size.num_blocks,
             # What an encoder makes of a token depends on those behind it: nothing of it can be shared.
             prefix_caching=config.cache.prefix_caching and facts.causal,
-            max_tokens_in_flight=config.scheduler.max_num_batched_tokens * executor.max_in_flight,
+            max_tokens_in_flight=_in_flight(config, executor),
         )
     )
     policy = registry.get("scheduling_policy", config.scheduler.policy, option="scheduling_policy").factory()

@@ -45,6 +45,18 @@ def test_a_window_group_needs_no_more_than_its_window_shows() -> None:
     assert blocks_needed(layout, 10, 32) == 2
 
 
+def test_layers_that_cannot_share_memory_lie_beside_each_other() -> None:
+    # Two window groups and a full one of three slots; the full layers are a proposer's.
+    windows = [64] * 6 + [None] * 3
+    storage = {f"layer{i}": i < 6 for i in range(9)}
+    sizes = {f"layer{i}": 8192 if i < 6 else 1024 for i in range(9)}
+    shared = layout_for(specs(*windows), sizes, 16)
+    apart = layout_for(specs(*windows), sizes, 16, storage)
+    assert apart.groups == shared.groups
+    assert shared.page_bytes == 3 * 8192
+    assert apart.page_bytes == 3 * (8192 + 1024)
+
+
 def test_a_model_without_attention_is_refused() -> None:
     with pytest.raises(ConfigError, match="no attention layer"):
         layout_for({}, {}, 16)

@@ -394,6 +394,66 @@ def test_rejected_drafts_never_reach_the_prefix_cache() -> None:
     assert_all_as_alone(sim)
 
 
+def test_drafts_leave_every_request_its_token() -> None:
+    sim = Simulation(max_num_seqs=6, max_num_batched_tokens=8, proposer=FakeProposer(5, wrong_every=1000))
+    for i in range(6):
+        sim.add(f"r{i}", prompt(2, 10 * i), max_tokens=40)
+    while len(sim.reasons) == 0:
+        sim.step()
+    assert sim.executor.num_accepted_drafts > 0
+    # Whoever comes first in the batch gets more of what is spare; nobody stands still.
+    decoding = [plan for plan in sim.plans if len(plan.continued) == 6]
+    assert len(decoding) > 5
+    assert all(len(plan.continued) == 6 for plan in sim.plans[sim.plans.index(decoding[0]) : -1])
+    sim.run()
+    assert_all_as_alone(sim)
+
+
+def test_drafts_leave_room_for_prompts() -> None:
+    sim = Simulation(max_num_seqs=5, max_num_batched_tokens=16, proposer=FakeProposer(8, wrong_every=1000))
+    for i in range(4):
+        sim.add(f"decoding{i}", prompt(2, 10 * i), max_tokens=60)
+    for _ in range(2):
+        sim.step()
+    sim.add("long", prompt(40, 500), max_tokens=2)
+    for _ in range(9):
+        sim.step()
+    assert len(sim.tokens["long"]) > 0
+    sim.run()
+    assert_all_as_alone(sim)
+
+
+def test_nobody_is_preempted_for_drafts() -> None:
+    # Five blocks of 4: enough for both while "a" lives, but not for places of drafts that are never accepted.
+    sim = Simulation(num_blocks=5, proposer=FakeProposer(8, wrong_every=1), prefix_caching=False)
+    sim.add("a", prompt(8), max_tokens=4)
+    sim.add("b", prompt(4, 100), max_tokens=12)
+    sim.run()
+    assert sim.executor.num_verified_drafts > 0
+    assert sim.engine.metrics()["num_preemptions"] == 0
+    assert_all_as_alone(sim)
+
+
+@pytest.mark.parametrize("short", [1, 2, 4, 6])
+def test_drafts_end_with_the_context(short: int) -> None:
+    """Source: vllm-project/vllm#24662."""
+    sim = Simulation(max_model_len=32, num_blocks=9, proposer=FakeProposer(5, wrong_every=7), lookahead=5)
+    sim.add("a", prompt(32 - short), max_tokens=40)
+    sim.run()
+    assert sim.reasons["a"] == "length"
+    assert sim.tokens["a"] == sim.expected("a")[:short]
+    assert max(e.start + e.count for plan in sim.plans for e in [*plan.new, *plan.continued]) <= 31
+
+
+def test_places_for_drafting_end_with_the_context() -> None:
+    sim = Simulation(max_model_len=32, num_blocks=8, proposer=FakeProposer(5), lookahead=20)
+    sim.add("a", prompt(8), max_tokens=24)
+    sim.run()
+    assert sim.reasons["a"] == "length"
+    assert sim.tokens["a"] == sim.expected("a")
+    assert sum(len(plan.new[0].block_ids[0]) for plan in sim.plans if plan.new) == 7
+
+
 # Prefix cache -------------------------------------------------------------------------------------------
 
 

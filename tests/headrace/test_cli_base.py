@@ -38,9 +38,9 @@ from headrace.core.plugin.hookspecs import hookimpl
 name, headrace_api = "drafts", ">=1,<2"
 class Options(BaseModel):
     level: int = Field(3, ge=0, description="How much.")
-class Speculative(Section):
-    method: str | None = option(None, "Which drafter.", flat="speculative_method")
-    num_speculative_tokens: int = option(4, "Drafts a step.", ge=1)
+class Drafting(Section):
+    method: str | None = option(None, "Which drafter.", flat="drafting_method")
+    num_drafting_tokens: int = option(4, "Drafts a step.", ge=1)
     enable_tree: bool = option(False, "Draft a tree.")
     widths: list[int] = option([], "Widths of the tree.", flat="tree_widths")
 class Policy:
@@ -51,7 +51,7 @@ def hello(times: int = 1):
     typer.echo("hello " * times)
 @hookimpl
 def headrace_register(registrar, options):
-    registrar.config_section("speculative", Speculative)
+    registrar.config_section("drafting", Drafting)
     registrar.scheduling_policy("mine", Policy)
     registrar.cli_command("hello", lambda: hello)
     registrar.request_option("depth", int)
@@ -288,21 +288,19 @@ def test_the_file_alone_is_enough(call: Any, house: Path) -> None:
 def test_flags_of_a_plugins_section(call: Any, house: Path) -> None:
     plugin = ["--plugin-files", str(house / "drafts.py")]
     options = shown(
-        call, "m", "--num-speculative-tokens", "9", *plugin, "--enable-tree", "--tree-widths", "[1, 2]"
+        call, "m", "--num-drafting-tokens", "9", *plugin, "--enable-tree", "--tree-widths", "[1, 2]"
     )
-    assert options["num_speculative_tokens"]["value"] == 9
+    assert options["num_drafting_tokens"]["value"] == 9
     assert options["enable_tree"]["value"] is True
     assert options["tree_widths"]["value"] == [1, 2]
-    options = shown(call, *plugin, "--speculative", '{"method": "ngram"}', "m")
-    assert options["speculative_method"]["value"] == "ngram"
+    options = shown(call, *plugin, "--drafting", '{"method": "ngram"}', "m")
+    assert options["drafting_method"]["value"] == "ngram"
     assert options["model"]["value"] == "m"
     file = house / "engine.yaml"
     file.write_text("plugins: {files: [drafts.py]}\n")
-    assert (
-        shown(call, "-c", str(file), "--speculative-method=ngram")["speculative_method"]["value"] == "ngram"
-    )
-    error = call("config", "show", *plugin, "--num-speculative-token", "9", code=2)
-    assert "--num-speculative-tokens" in error
+    assert shown(call, "-c", str(file), "--drafting-method=ngram")["drafting_method"]["value"] == "ngram"
+    error = call("config", "show", *plugin, "--num-drafting-token", "9", code=2)
+    assert "--num-drafting-tokens" in error
 
 
 def test_config_show_as_a_table_with_notes(call: Any) -> None:
@@ -315,7 +313,7 @@ def test_config_show_as_a_table_with_notes(call: Any) -> None:
 
 def test_config_schema(call: Any, house: Path) -> None:
     schema = json.loads(call("config", "schema", "--plugin-files", str(house / "drafts.py")))
-    assert "num_speculative_tokens" in schema["properties"]
+    assert "num_drafting_tokens" in schema["properties"]
     assert "max_num_seqs" in schema["properties"]["scheduler"]["properties"]
 
 
@@ -348,7 +346,7 @@ def test_plugins_check(call: Any, house: Path, capsys: pytest.CaptureFixture[str
     for line in (
         "ok: plugin drafts loads",
         "ok: scheduling policy mine: is as its contract says",
-        "ok: configuration section speculative: its defaults are valid",
+        "ok: configuration section drafting: its defaults are valid",
         "ok: request option depth: its type can be validated",
     ):
         assert line in text

@@ -19,11 +19,11 @@ from headrace.core.plugin.registry import Registrar, Registry
 from headrace.core.sampling_params import SamplingParams
 
 
-class Speculative(Section):
+class Drafting(Section):
     """A plugin's section."""
 
-    method: str | None = option(None, "Which drafter.", flat="speculative_method")
-    num_speculative_tokens: int = option(4, "Drafts a step.", ge=1, le=64)
+    method: str | None = option(None, "Which drafter.", flat="drafting_method")
+    num_drafting_tokens: int = option(4, "Drafts a step.", ge=1, le=64)
     enable_tree: bool = option(False, "Draft a tree.")
 
 
@@ -36,7 +36,7 @@ def registry() -> Registry:
     registrar.executor("uniproc", dict)
     registrar.executor("multiproc", dict)
     registrar.attention_backend("torch", dict)
-    registrar.config_section("speculative", Speculative)
+    registrar.config_section("drafting", Drafting)
     registrar.request_option("structured", dict[str, int])
     return registry
 
@@ -85,10 +85,10 @@ def test_a_file_may_be_flat_or_nested(registry: Registry, write: Any, text: str)
 
 
 def test_sections_as_keywords(registry: Registry) -> None:
-    got = config(registry, scheduler={"max_num_seqs": 4}, speculative={"method": "ngram"}, enable_tree=True)
+    got = config(registry, scheduler={"max_num_seqs": 4}, drafting={"method": "ngram"}, enable_tree=True)
     assert got.scheduler.max_num_seqs == 4
-    section = got.section("speculative", Speculative)
-    assert section == Speculative(method="ngram", enable_tree=True)
+    section = got.section("drafting", Drafting)
+    assert section == Drafting(method="ngram", enable_tree=True)
     assert config(registry, scheduler=SchedulerSection(max_num_seqs=4)).scheduler.max_num_seqs == 4
     assert config(registry, kv_cache_memory_bytes="2GiB").cache.kv_cache_memory == 2**31
     assert config(registry, plugin_files=(Path("a.py"),)).plugins.files == ["a.py"]
@@ -117,7 +117,7 @@ def test_none_as_a_keyword_means_not_given(registry: Registry, write: Any) -> No
         ({"scheduler": {"dtype": "auto"}}, "it stands outside of sections"),
         ({"scheduler": {"teapot": 4}}, "it has: name, policy, max_num_seqs"),
         ({"schedular": {"max_num_seqs": 4}}, "did you mean 'scheduler'?"),
-        ({"num_speculative_token": 4}, "did you mean 'num_speculative_tokens'?"),
+        ({"num_drafting_token": 4}, "did you mean 'num_drafting_tokens'?"),
         ({"sections": {}}, "unknown option 'sections'"),
         ({"backend": "x"}, "did you mean attention.backend?"),
         ({"scheduler": 4}, "section scheduler must hold options by name"),
@@ -164,10 +164,10 @@ def test_argument_flag_and_keyword_stand_side_by_side(registry: Registry) -> Non
         ("max_model_len: ~", "max_model_len", None),
         ("max_model_len:", "max_model_len", None),
         ("gpu_memory_utilization: ~", "gpu_memory_utilization", None),
-        ("speculative_method: ''", "speculative_method", ""),
-        ("speculative_method: off", "speculative_method", "off"),
-        ("speculative_method: 2026-01-02", "speculative_method", "2026-01-02"),
-        ("speculative_method: 1:30", "speculative_method", "1:30"),
+        ("drafting_method: ''", "drafting_method", ""),
+        ("drafting_method: off", "drafting_method", "off"),
+        ("drafting_method: 2026-01-02", "drafting_method", "2026-01-02"),
+        ("drafting_method: 1:30", "drafting_method", "1:30"),
     ],
 )
 def test_values_in_a_file_are_what_they_look_like(
@@ -197,7 +197,7 @@ def test_values_in_a_file_are_what_they_look_like(
         ("max_num_seqs: 4.5", "must be an integer at least 1, got 4.5"),
         ("max_num_seqs: true", "must be an integer at least 1, got True"),
         ("cache: {block_size: 2048}", "block_size must be an integer from 1 to 1024, got 2048"),
-        ("num_speculative_tokens: 65", "must be an integer from 1 to 64, got 65"),
+        ("num_drafting_tokens: 65", "must be an integer from 1 to 64, got 65"),
         ("dtype: float64", "dtype must be one of auto, float32, float16, bfloat16, got 'float64'"),
         ("dtype: ''", "dtype must be one of auto, float32, float16, bfloat16, got ''"),
         ("scheduler:", "section scheduler must hold options by name, such as {{option: value}}, got null"),
@@ -335,8 +335,8 @@ def test_the_schema_holds_the_whole_union(registry: Registry) -> None:
     schema = json_schema(registry.sections())
     properties = schema["properties"]
     assert schema["additionalProperties"] is False
-    assert properties["num_speculative_tokens"]["maximum"] == 64
-    assert properties["speculative"]["properties"]["num_speculative_tokens"]["default"] == 4
+    assert properties["num_drafting_tokens"]["maximum"] == 64
+    assert properties["drafting"]["properties"]["num_drafting_tokens"]["default"] == 4
     assert properties["enable_prefix_caching"] == properties["cache"]["properties"]["prefix_caching"]
     assert properties["enable_prefix_caching"]["type"] == "boolean"
     assert "string" in json.dumps(properties["kv_cache_memory"])
@@ -357,7 +357,7 @@ class Plugin:
     @hookimpl
     def headrace_register(self, registrar: Registrar, options: Any) -> None:
         self.got = options
-        registrar.config_section("speculative", Speculative)
+        registrar.config_section("drafting", Drafting)
         registrar.scheduling_policy("fcfs", dict)
 
 
@@ -385,10 +385,10 @@ def test_plugins_load_before_their_sections_are_read(write: Any, tmp_path: Path)
     (folder / "plug.py").write_text(PLUGIN_FILE)
     file = write("mine: {a_limit: 5}\nplugins: {files: [sub/plug.py], options: {obj: {level: 7}}}\n")
     plugin = Plugin()
-    started = start(file=file, plugin_objects=[plugin], flags={"num_speculative_tokens": 9})
+    started = start(file=file, plugin_objects=[plugin], flags={"num_drafting_tokens": 9})
     assert plugin.got.level == 7
     assert started.config.sections["mine"].a_limit == 5
-    assert started.config.sections["speculative"].num_speculative_tokens == 9
+    assert started.config.sections["drafting"].num_drafting_tokens == 9
     assert started.config.plugins == PluginsSection(
         files=[str(folder / "plug.py")], options={"obj": {"level": 7}}
     )
@@ -443,6 +443,7 @@ def test_a_plugin_set_aside_is_told(
 
 def test_request_options(registry: Registry) -> None:
     request_options(registry, SamplingParams(structured={"a": 1}))
+    request_options(registry, SamplingParams(structured=None))
     request_options(registry, SamplingParams())
     with pytest.raises(
         RequestError, match=r"unknown parameter 'temprature' \(did you mean 'temperature'\?\)"

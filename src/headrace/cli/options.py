@@ -236,15 +236,14 @@ def _engine_parameters(
                     show_default=False,
                 ),
             )
-    for section in sorted({spec.section for spec in table.values()} - {""}):
+    names = {name: spec.section for spec in table.values() for name in spec.section_names}
+    for name, section in sorted(names.items()):
         text = f"Options of the section {section}, as one JSON object."
-        hidden = section in EngineConfig.base_sections() or section in hides
+        hidden = name != section or section in EngineConfig.base_sections() or section in hides
         panel = f"Engine: {section}"
-        info = typer.Option(
-            flag_names(section), metavar="JSON", help=text, hidden=hidden, rich_help_panel=panel
-        )
-        add(section, str | None, info)
-        readers[section] = _section_reader(section)
+        info = typer.Option(flag_names(name), metavar="JSON", help=text, hidden=hidden, rich_help_panel=panel)
+        add(name, str | None, info)
+        readers[name] = _section_reader(name)
     return parameters, readers
 
 

@@ -76,7 +76,7 @@ def _collect(
 ) -> dict[str, Given]:
     given: dict[str, Given] = {}
     top = {name: spec for spec in table.values() for name in spec.names}
-    sections = {spec.section for spec in table.values() if spec.section}
+    sections = {name: spec.section for spec in table.values() for name in spec.section_names}
 
     def put(spec: OptionSpec, value: Any, key: tuple[str, ...]) -> None:
         if value is None and not keep_null:
@@ -100,11 +100,12 @@ def _collect(
         elif value is None and not keep_null:
             continue
         else:
-            inner = {n: s for s in table.values() if s.section == name for n in (*s.names, s.field)}
-            for sub, item in _section(name, value, source((key,))).items():
+            section = sections[name]
+            inner = {n: s for s in table.values() if s.section == section for n in (*s.names, s.field)}
+            for sub, item in _section(section, value, source((key,))).items():
                 spec = inner.get(str(sub).replace("-", "_"))
                 if spec is None:
-                    raise _unknown(str(sub), name, table, source((key, str(sub))))
+                    raise _unknown(str(sub), section, table, source((key, str(sub))))
                 put(spec, item, (key, str(sub)))
     return given
 

@@ -26,7 +26,7 @@ class PartPlugin:
     def headrace_register(self, registrar: Registrar) -> None:
         """Register the part: a class or function is its own factory, an object is handed out as it is."""
         part = self.part
-        getattr(registrar, self.kind)(self.part_name, part if callable(part) else lambda: part)
+        getattr(registrar, self.kind)(self.part_name, part if callable(part) else lambda *_: part)
 
 
 def inline_parts(keywords: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:

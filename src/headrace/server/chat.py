@@ -168,6 +168,8 @@ class ChatFormat:
         self._role = role
         self._echo = echo
         self._asked_prompt_logprobs = asked_prompt_logprobs
+        self._tells_logprobs = params.logprobs is not None
+        self._also = frozenset(params.logprob_token_ids or ())
         self._begun = [False] * params.n
         self._events = EventWriter(head, "chat.completion.chunk", body.stream_options)
 
@@ -240,6 +242,6 @@ class ChatFormat:
         )
 
     def _logprobs(self, entries: list[Candidates] | None) -> ChatLogprobs | None:
-        if not self._body.logprobs or entries is None:
+        if not self._tells_logprobs or entries is None:
             return None
-        return self._writer.chat(entries, self._body.top_logprobs or 0)
+        return self._writer.chat(entries, self._body.top_logprobs or 0, self._also)

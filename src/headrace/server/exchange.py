@@ -20,6 +20,7 @@ from headrace.server.fields import ignored_header
 from headrace.server.formats import DONE, error_event
 from headrace.server.options import ServerSection
 from headrace.server.request_log import log_request
+from headrace.server.runs import Run
 
 __all__ = ["Exchange"]
 
@@ -49,7 +50,8 @@ class Exchange(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run it."""
         self._compute.check_there()
-        data = await read_json(scope, receive, self._options.max_body_bytes)
+        body = await read_json(scope, receive, self._options.max_body_bytes)
+        data = self._compute.with_trace(body, scope["headers"])
         async with _Watch(receive) as client:
             job = await self._compute.begin(self._url, data)
             client.on_gone(job.run.abort)
@@ -66,7 +68,8 @@ class Exchange(Response):
         headers = ignored_header(job.head.id, job.unknown)
         try:
             if job.stream:
-                await _send_stream(job, headers, send)
+                assert isinstance(job.run, Run), "a beam search is never streamed"
+                await _send_stream(job, job.run, headers, send)
             else:
                 answer = job.format.whole(await job.run.finish())
                 await _send_whole(msgspec.json.encode(answer), headers, send)
@@ -111,13 +114,13 @@ async def _send_whole(body: bytes, headers: Mapping[str, str], send: Send) -> No
     await send({"type": "http.response.body", "body": body})
 
 
-async def _send_stream(job: Job, headers: Mapping[str, str], send: Send) -> None:
+async def _send_stream(job: Job, run: Run, headers: Mapping[str, str], send: Send) -> None:
     """Send a stream; it begins with the first token, so that what fails before has a status of its own."""
-    updates = await job.run.take()
+    updates = await run.take()
     _raise_failure(updates)
     await send({"type": "http.response.start", "status": 200, "headers": _raw({**STREAM_HEADERS, **headers})})
     try:
-        await _send_updates(job, updates, send)
+        await _send_updates(job, run, updates, send)
         last = job.format.end()
     except ApiError as error:
         last = error_event(error)
@@ -129,7 +132,7 @@ async def _send_stream(job: Job, headers: Mapping[str, str], send: Send) -> None
     await send({"type": "http.response.body", "body": last + DONE})
 
 
-async def _send_updates(job: Job, updates: list[tuple[int, RequestUpdate]], send: Send) -> None:
+async def _send_updates(job: Job, run: Run, updates: list[tuple[int, RequestUpdate]], send: Send) -> None:
     while True:
         events: list[bytes] = []
         try:
@@ -138,9 +141,9 @@ async def _send_updates(job: Job, updates: list[tuple[int, RequestUpdate]], send
         finally:
             if events:
                 await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
-        if job.run.is_over:
+        if run.is_over:
             return
-        updates = await job.run.take()
+        updates = await run.take()
 
 
 def _raise_failure(updates: list[tuple[int, RequestUpdate]]) -> None:

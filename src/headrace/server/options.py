@@ -44,7 +44,9 @@ class ServerSection(Section):
     max_prompts: int = option(1024, "Most prompts in one request.", ge=1)
     max_choices: int = option(128, "Most answers (prompts times n) in one request.", ge=1)
     metrics_prefix: str = option(
-        "headrace", "First word of the names on /metrics; `vllm` fits dashboards made for vLLM."
+        "headrace",
+        "First word of the names on /metrics; `vllm` fits dashboards made for vLLM.",
+        pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$",
     )
     log_format: Literal["rich", "json"] = option("rich", "How log lines look.")
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "What is logged.")

@@ -141,6 +141,10 @@ class Body(_Strict):
     """Lower is served first, where the server schedules by priority."""
     response_format: ResponseFormat | None = None
     """The form of the answer: `text`, a JSON object, or JSON that fits a schema."""
+    use_beam_search: bool = False
+    """Look for the `n` likeliest answers instead of drawing some."""
+    length_penalty: float = Field(1.0, ge=-10.0, le=10.0)
+    """Of a beam search: answers are ordered by the sum of their log-probabilities / tokens ** length_penalty."""
     return_token_ids: bool = False
     """Answers carry `token_ids`, and the prompt's as `prompt_token_ids`."""
     return_tokens_as_token_ids: bool = False
@@ -159,8 +163,6 @@ class CompletionBody(Body):
     """Candidates a token, the chosen one besides."""
     best_of: int | None = None
     """Not available, unless it equals `n`, where it means nothing."""
-    use_beam_search: bool = False
-    """Not available."""
 
 
 class FunctionSpec(_Strict):

@@ -76,7 +76,9 @@ class Simulation:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.kv = manager(
-            KVCacheBuild(self.layout, num_blocks, prefix_caching, max_num_batched_tokens * max_in_flight)
+            KVCacheBuild(
+                self.layout, num_blocks, prefix_caching, max_num_batched_tokens * max_in_flight + lookahead
+            )
         )
         told = Listeners(listeners)
         self.scheduler = scheduler(

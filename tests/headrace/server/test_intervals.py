@@ -41,6 +41,20 @@ def test_stop_strings_and_chats_at_an_interval(server: Any) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == whole["finish_reason"]
 
 
+@pytest.mark.parametrize("interval", [1, 4])
+def test_logprobs_of_a_chat_are_the_same_both_ways(server: Any, interval: int) -> None:
+    """Sources: sgl-project/sglang#39260, #30188."""
+    asked = {"logprobs": True, "top_logprobs": 3, "max_tokens": 30}
+    whole = server.chat("Tell me of the sea.", **asked).json["choices"][0]
+    chunks = server.chat("Tell me of the sea.", stream=True, stream_interval=interval, **asked).chunks
+    parts = [chunk["choices"][0] for chunk in chunks]
+    assert "".join(part["delta"].get("content") or "" for part in parts) == whole["message"]["content"]
+    joined = [token for part in parts if part["logprobs"] for token in part["logprobs"]["content"]]
+    assert joined == whole["logprobs"]["content"]
+    assert len(joined) == 30
+    assert len({str(token["top_logprobs"]) for token in joined}) > 10, "each has its own"
+
+
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "2", 10_000])
 def test_wrong_intervals_are_refused(server: Any, wrong: Any) -> None:
     error = server.complete("a", stream=True, stream_interval=wrong).error

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 import headrace
+from headrace import AsyncLLM, SamplingParams
 from headrace.core.errors import PluginLoadError
 from headrace.server.app import build_app
 from headrace.server.options import ServerSection
@@ -343,3 +344,20 @@ def test_the_description_holds_bodies_and_answers() -> None:
 def test_the_server_imports_no_torch() -> None:
     code = "import sys, headrace.server.app; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.weights
+def test_a_trace_context_reaches_the_request(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    prepare = AsyncLLM.prepare
+
+    async def noting(self: AsyncLLM, prompt: Any, params: SamplingParams, **rest: Any) -> Any:
+        seen.append(params.options.get("traceparent"))
+        return await prepare(self, prompt, params, **rest)
+
+    monkeypatch.setattr(AsyncLLM, "prepare", noting)
+    context = f"00-{'ab' * 16}-{'cd' * 8}-01"
+    for header in (context, "00-xyz", ""):
+        answer = server.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1}, traceparent=header)
+        assert answer.status == 200
+    assert seen == [context, None, None]

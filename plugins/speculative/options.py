@@ -1,0 +1,59 @@
+"""The options of speculative decoding: the section `speculative` of the configuration."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from headrace.core.config import Section, option
+from headrace.core.interfaces.build import WorkerContext
+
+__all__ = ["SpeculativeSection", "asked_for"]
+
+
+class SpeculativeSection(Section):
+    """Who guesses the next tokens, and how many at once."""
+
+    aliases: ClassVar[tuple[str, ...]] = ("speculative_config",)
+
+    method: str | None = option(
+        None,
+        "Who drafts tokens: ngram, or a plugin's proposer. Default: nobody.",
+        flat="speculative_method",
+    )
+    num_speculative_tokens: int = option(5, "Most tokens drafted at once for a request.", ge=1, le=64)
+    adaptive: bool = option(
+        True, "Draft fewer tokens, or none, while that does not pay.", flat="adaptive_drafts"
+    )
+    prompt_lookup_max: int = option(4, "ngram: ids that two places need to have in common at best.", ge=1)
+    prompt_lookup_min: int = option(2, "ngram: ids that they need to have in common at least.", ge=1)
+    model: str | None = option(None, "draft_model: the model that drafts.", flat="speculative_model")
+    draft_sampling: Literal["same", "greedy"] = option(
+        "same", "draft_model: draw drafts as the model's own tokens are drawn, or take the likeliest."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        given = sorted(self.model_fields_set - {"method"})
+        if self.method is None and given:
+            raise ValueError(
+                f"{', '.join(given)} without a method: set speculative_method as well, to ngram for one"
+            )
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"prompt_lookup_min ({self.prompt_lookup_min}) must not exceed prompt_lookup_max "
+                f"({self.prompt_lookup_max})"
+            )
+        if (self.method == "draft_model") != (self.model is not None):
+            raise ValueError(
+                f"speculative_method is {self.method!r} and speculative_model {self.model!r}: draft_model needs a "
+                "model, and no other method takes one"
+            )
+        return self
+
+
+def asked_for(context: WorkerContext, method: str) -> SpeculativeSection | None:
+    """Return the section where `method` is to draft, else None."""
+    section = context.config.section("speculative", SpeculativeSection)
+    return section if section.method == method else None

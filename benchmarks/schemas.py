@@ -4,9 +4,9 @@
 
 The set is tests/data/schemas.json. A model is asked for JSON that fits each schema, seeded, all in one batch. A
 schema that the grammar backend does not take is listed with what it says, which names the keyword; it counts neither
-as finished nor as cut. An answer is finished where it ended with its grammar within `--max-tokens`, and valid where the package
-`jsonschema` says so, formats included. Exits with 1 where a finished answer is not valid, or fewer than 80 % of those
-served finish.
+as finished nor as cut. An answer is finished where it ended with its grammar within `--max-tokens`, and valid where
+the package `jsonschema` says so, formats included. Exits with 1 where a finished answer is not valid, or fewer than
+80 % of those served finish.
 """
 
 from __future__ import annotations

@@ -150,3 +150,9 @@ class WorkerContext:
     device: str
     vocab_size: int
     model_config: Mapping[str, Any]
+    model_path: Path
+    """The checkpoint, a file or a folder."""
+    max_model_len: int
+    """The longest request there can be; the pool may lower it later."""
+    dtype: str
+    """What the model computes in."""

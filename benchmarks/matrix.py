@@ -291,8 +291,8 @@ def smollm2(tokens: int) -> Material:
         for a in names
         for b in names
     ]
-    period, comma, end = (llm.encode(text)[-1] for text in ("one.", "one,", "one\n"))
-    word = llm.encode(" the")[-1]
+    period, comma, word = (llm.encode(text)[-1] for text in ("one.", "one,", " the"))
+    ends = [llm.encode(text)[-1] for text in (" such", " because", "one?")]
     llm.shutdown()
     common = {"dtype": "bfloat16", "max_model_len": 512}
     return Material(
@@ -305,14 +305,14 @@ def smollm2(tokens: int) -> Material:
             "code": lambda i: code[i % len(code)],
             "two ids": lambda i: [5000 + i, 260],
         },
-        stop=[" and", "\n\n"],
-        stop_ids=[period, end],
+        stop=[" so", "\n\n\n"],
+        stop_ids=ends,
         bias={word: 2.0, comma: -3.0, period: 1.0},
         tokens=tokens,
         engines={
             "roomy": {**common, "max_num_seqs": 16},
             "chunked prompts": {**common, "max_num_seqs": 8, "max_num_batched_tokens": 48},
-            "tight pool": {**common, "max_num_seqs": 16, "num_kv_blocks": 48},
+            "tight pool": {**common, "max_num_seqs": 16, "num_kv_blocks": 36},
             "no prefix cache": {**common, "max_num_seqs": 3, "enable_prefix_caching": False},
         },
     )

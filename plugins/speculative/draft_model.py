@@ -173,7 +173,9 @@ class DraftModelProposer(Proposer):
             if request.num_known > self._longest:
                 continue
             count = self._num_drafts(request, row, num_drawing) if tokens else 0
-            if count or (not tokens and self._lengths.pays(row.request_id, max(1, num_drawing))):
+            # Prompts are followed whether or not a draft comes next: their blocks go to the prefix cache.
+            prompt = row.count > row.num_drafts + 1
+            if count or (prompt and self._lengths.pays(row.request_id, max(1, num_drawing))):
                 works.append(_Work(request, row.block_ids, count))
         if works:
             self._catch_up(works)

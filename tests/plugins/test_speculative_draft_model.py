@@ -145,6 +145,16 @@ def drafted_and_accepted(ranks: Sequence[int], count: int) -> tuple[int, int]:
     return drafted, accepted
 
 
+def test_a_prompt_that_was_only_computed_serves_drafts_of_others(folder: Folder) -> None:
+    llm = make(folder(), folder())
+    prompt = [i % 100 for i in range(90)]
+    llm.generate([prompt], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
+    asked = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    (output,) = llm.generate([prompt], asked, use_tqdm=False)
+    assert output.num_cached_tokens == 80
+    assert acceptance(llm) == 1.0
+
+
 def test_after_rejections_it_goes_on_from_what_was_drawn(folder: Folder) -> None:
     """A greedy draft is right wherever the likeliest token is drawn, if the KV behind rejections is mended."""
     llm = make(folder(), folder(), speculative={"draft_sampling": "greedy"})

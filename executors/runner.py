@@ -61,12 +61,14 @@ class ModelRunner:
             model_path=build.model_path,
             max_model_len=build.max_model_len,
             dtype=build.dtype,
+            model=self._model,
         )
         listeners: list[RunnerListener] = [
             entry.factory(context) for entry in build.registry.entries("runner_listener")
         ]
         self._listeners = RunnerListeners(listeners)
         self._proposing = Proposing(build_proposer(context), self._model.vocab_size)
+        self._proposing.tap(self._model)
         self._sampler = Sampler(
             [(e.name, e.factory, e.plugin) for e in build.registry.entries("logits_processor")],
             listeners,

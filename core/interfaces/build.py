@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from headrace.core.errors import HeadraceError
     from headrace.core.interfaces.checkpoint import Checkpoint
     from headrace.core.interfaces.kv_cache import KVCacheLayout, KVCacheManager
+    from headrace.core.interfaces.model import Model
     from headrace.core.interfaces.scheduling import Constraint, EngineListener, SchedulingPolicy
     from headrace.core.interfaces.text import Tokenizer
     from headrace.core.plugin.registry import Registry
@@ -156,3 +157,5 @@ class WorkerContext:
     """The longest request there can be; the pool may lower it later."""
     dtype: str
     """What the model computes in."""
+    model: Model
+    """The model, built. Its embedding and output projection are for all; its forward pass is the runner's."""

@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -32,10 +31,10 @@ from headrace.executors.batch import attention_batches
 from headrace.executors.context import KVMemory
 from headrace.executors.graphs import Forward, best_forward
 from headrace.executors.loading import LoadedModel, kv_specs, load_model
-from headrace.executors.sampler import Sampler
 from headrace.models.bridge.choose import definition_for
 from headrace.models.opening import open_checkpoint, reading_configuration, resolve_model
 from headrace.plugins.speculative.draft_length import DraftLengths
+from headrace.plugins.speculative.draft_sampler import LOGITS_ROWS, DraftSampler
 from headrace.plugins.speculative.observe import observe
 from headrace.plugins.speculative.options import SpeculativeSection
 from headrace.plugins.speculative.vocabulary import check_vocabulary
@@ -44,7 +43,6 @@ __all__ = ["DraftModelProposer"]
 
 LAYER_PREFIX = "draft."
 """Before the names of its attention layers, so that they are none of the model's."""
-LOGITS_ROWS = 64
 
 
 @dataclass
@@ -106,15 +104,11 @@ class DraftModelProposer(Proposer):
     ) -> None:
         self._config = context.config
         self._device = context.device
-        self._greedy = section.draft_sampling == "greedy"
         self.lookahead = section.num_speculative_tokens
         self._lengths = lengths or DraftLengths(section.num_speculative_tokens, adaptive=section.adaptive)
         self._loaded, self._longest = _load(context, section.model or "")
-        self._sampler = Sampler(
-            [(e.name, e.factory, e.plugin) for e in context.registry.entries("logits_processor")],
-            (),
-            context.vocab_size,
-            self._loaded.sampling,
+        self._sampler = DraftSampler(
+            context, self._loaded.sampling, greedy=section.draft_sampling == "greedy"
         )
         self._room = context.max_model_len + section.num_speculative_tokens + 1
         """Ids a request may have, drafts included."""
@@ -139,14 +133,13 @@ class DraftModelProposer(Proposer):
         """Begin; what the prefix cache had was drafted on before."""
         if request.params.max_tokens == 0:
             return
-        changes: dict[str, float | None] = {"logprobs": None, "prompt_logprobs": None}
-        if self._greedy:
-            changes["temperature"] = 0.0
-        params = request.params.model_copy(update=changes)
-        self._sampler.add(msgspec.structs.replace(request, params=params))
-        ids = np.zeros(self._room, np.int64)
         self._requests[request.request_id] = _Request(
-            request.request_id, params, request.stash, request.num_prompt_tokens, ids, request.start
+            request.request_id,
+            self._sampler.add(request),
+            request.stash,
+            request.num_prompt_tokens,
+            np.zeros(self._room, np.int64),
+            request.start,
         )
 
     def on_remove(self, request_id: str) -> None:
@@ -259,12 +252,12 @@ class DraftModelProposer(Proposer):
             )
             for work in works
         ]
-        for work, sampled in zip(works, self._sampler.sample(rows, logits), strict=True):
-            if sampled.error is not None:
-                work.failed = True  # the model's own draw says what that comes to
+        for work, token in zip(works, self._sampler.draw(rows, logits), strict=True):
+            if token is None:
+                work.failed = True
                 continue
-            work.request.ids[work.num_ids] = sampled.token_id
-            work.drafts.append(sampled.token_id)
+            work.request.ids[work.num_ids] = token
+            work.drafts.append(token)
 
 
 def _load(context: WorkerContext, name: str) -> tuple[LoadedModel, int]:

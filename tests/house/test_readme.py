@@ -21,6 +21,7 @@ PAGES = (
     "docs/plugins.md",
     "docs/sampling.md",
     "docs/scheduling.md",
+    "docs/speculative.md",
 )
 """Pages whose Python blocks are run, as one script each; a block that begins with `# NAME.py` is that file."""
 

@@ -271,7 +271,7 @@ def test_what_is_no_model_is_refused(folder: Folder, tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match="no model is called 'nowhere'"):
         make(folder(), Path("nowhere"))
-    with pytest.raises(ConfigError, match="draft_model needs a model"):
+    with pytest.raises(ConfigError, match="draft_model and heads need a model"):
         make(folder(), speculative_method="draft_model")
 
 

@@ -6,7 +6,7 @@ BIN    := .venv/bin
 SOURCES := $(wildcard core backends models executors plugins src tests tools benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo test check format typecheck fuzz bench-scheduler bench-native bench-speculative matrix kv-waste floor peers compare abuse serve-overhead soak fuzz-http clean
+.PHONY: help setup lock demo test check format typecheck fuzz bench-scheduler bench-native bench-speculative matrix kv-waste floor peers compare load-peer abuse serve-overhead soak fuzz-http schemas grammar-overhead clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ peers: setup ## Set up the engines to compare with, below build/peers: 3 GB, 15 
 compare: setup ## Time Headrace and its peers, one after another, between two looks at the floor
 	$(BIN)/python benchmarks/compare.py
 
+load-peer: setup ## Load a server with another client, too, and compare what both tell; BASE_URL=... takes a running one
+	$(BIN)/python benchmarks/load_peer.py $(if $(BASE_URL),--base-url $(BASE_URL))
+
 abuse: setup ## Serve 256 streams at once and 1,000 clients that vanish, and see what is left of them
 	$(BIN)/python benchmarks/serving/abuse.py
 
@@ -77,6 +80,12 @@ soak: setup ## Serve mixed traffic for MINUTES (default: 30), and see whether me
 
 fuzz-http: setup ## Send a server 2,000 cases of what its OpenAPI allows and forbids
 	$(BIN)/python benchmarks/serving/fuzz_http.py
+
+schemas: setup ## Ask for JSON that fits each of 200 schemas, and validate what comes
+	$(BIN)/python benchmarks/schemas.py
+
+grammar-overhead: setup ## Time tokens under a grammar against plain ones
+	$(BIN)/python benchmarks/structured.py
 
 clean: ## Remove build outputs and tools' caches; .venv and fetched models stay
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from pydantic.fields import FieldInfo
 
 from headrace.core.errors import ConfigError
+from headrace.core.logprobs import LogprobsMode
 
 __all__ = [
     "AttentionSection",
@@ -151,6 +152,10 @@ class EngineConfig(Section):
         None, "Longest prompt and answer together; default: the model's.", ge=2
     )
     max_logprobs: int = option(20, "Most logprobs a request may ask for a token; -1: no limit.", ge=-1)
+    logprobs_mode: LogprobsMode = option(
+        "raw_logprobs",
+        "Of what logprobs are told: raw, the model's own; processed, those a token is drawn from.",
+    )
     enforce_eager: bool = option(False, "Run the model as it is, not as a recorded pass (a graph).")
     model_impl: str = option("auto", "Which definition builds the model; auto: by its architecture.")
     generation_config: Literal["auto", "none"] = option(

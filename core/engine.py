@@ -6,6 +6,7 @@ inbox and call `wake`. Core sees an inbox and an outbox; sockets live in the fro
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -20,7 +21,9 @@ from headrace.core.listeners import Listeners
 from headrace.core.plan import EngineOutput, StepPlan, StepResult
 from headrace.core.request import EngineRequest, FinishReason
 
-__all__ = ["EngineCore", "Wake"]
+__all__ = ["EngineCore", "Wake", "state_for_log"]
+
+logger = logging.getLogger("headrace.core")
 
 PARKED_POLL_SECONDS = 0.05
 """How often parked requests are asked about when nobody calls `wake`."""
@@ -30,6 +33,9 @@ STALL_SECONDS = 3.0
 
 MAX_FAILED_STEPS = 3
 """So many failed steps in a row stop the engine."""
+
+MAX_LOGGED_REQUESTS = 64
+"""How many requests of a kind a log says something of each."""
 
 
 class Wake(Protocol):
@@ -105,6 +111,11 @@ class EngineCore:
         """Whether `step` has anything to do."""
         return bool(not self._inbox.empty() or self._in_flight or self.scheduler.has_work)
 
+    @property
+    def num_failed_steps(self) -> int:
+        """How many of the last steps failed in a row; the log has the cause of each."""
+        return self._failed_steps
+
     def step(self) -> list[EngineOutput]:
         """Take in what arrived, fill the executor, and take the oldest result; returns what there is to say.
 
@@ -112,6 +123,14 @@ class EngineCore:
         """
         if self._dead is not None:
             raise self._dead
+        try:
+            return self._step()
+        except EngineError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the loop's edge: its books may be half written, whatever it was
+            self._die(f"the engine failed: {_text(error)}", error)
+
+    def _step(self) -> list[EngineOutput]:
         outputs = self._drain()
         self._fill(outputs)
         if self._in_flight:
@@ -208,7 +227,15 @@ class EngineCore:
 
     def _fail_step(self, plan: StepPlan, error: Exception) -> list[EngineOutput]:
         self._failed_steps += 1
-        text = str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
+        text = _text(error)
+        logger.error(
+            "step %d failed: %s\nplan: %s\nstate: %s",
+            plan.step,
+            text,
+            plan,
+            state_for_log(self.snapshot()),
+            exc_info=error,
+        )
         outputs = self.scheduler.fail_plan(plan, f"step {plan.step} failed: {text}")
         if self._failed_steps >= MAX_FAILED_STEPS:
             self._die(f"the engine stopped after {self._failed_steps} failed steps: {text}", error)
@@ -220,7 +247,7 @@ class EngineCore:
 
     def _wait(self) -> None:
         """Nothing can run: sleep until woken, or find that nothing ever will."""
-        if not self.scheduler.num_parked:
+        if not self.scheduler.num_parked and not self.scheduler.is_paused:
             now = time.monotonic()
             self._stalled_since = self._stalled_since or now
             if now - self._stalled_since > STALL_SECONDS:
@@ -267,6 +294,21 @@ class EngineCore:
         self._in_flight.clear()
         self._listeners.close()
         self.executor.shutdown()
+
+
+def state_for_log(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a snapshot that fits a log: of long lists the first entries, and how many follow."""
+    told: dict[str, Any] = {}
+    for name, value in state.items():
+        told[name] = value
+        if isinstance(value, list) and len(value) > MAX_LOGGED_REQUESTS:
+            rest = len(value) - MAX_LOGGED_REQUESTS
+            told[name] = [*value[:MAX_LOGGED_REQUESTS], f"and {rest} more"]
+    return told
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
 
 
 def _check_plan(plan: StepPlan) -> None:

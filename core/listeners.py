@@ -65,7 +65,9 @@ class Listeners(EngineListener):
             try:
                 call(listener)
             except Exception as error:  # noqa: BLE001 - isolation point: a plugin's call, judged by the engine
-                self._error = self._error or PluginCallError(
+                failure = PluginCallError(
                     f"engine listener {listener.name!r} failed in {method}: {type(error).__name__}: {error}",
                     plugin=listener.name,
                 )
+                failure.__cause__ = error
+                self._error = self._error or failure

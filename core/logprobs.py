@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from headrace.core.stash import StashKey
 
-__all__ = ["LOGPROBS", "PROMPT_LOGPROBS", "PromptLogprobs", "TokenLogprobs"]
+__all__ = ["LOGPROBS", "PROMPT_LOGPROBS", "LogprobsMode", "PromptLogprobs", "TokenLogprobs"]
+
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+"""What is told of generated tokens: of the model's logits or of those a token is drawn from, which processors,
+temperature and filters changed (-inf where a token cannot be drawn); as log-probabilities or as they are."""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
@@ -17,6 +23,8 @@ class TokenLogprobs(msgspec.Struct, array_like=True, frozen=True):
     logprobs: list[float]
     rank: int
     """Of the first: 1 is the likeliest."""
+    more: list[tuple[int, float, int]] = []
+    """Id, log-probability and rank of each of the request's `logprob_token_ids`."""
 
 
 class PromptLogprobs(msgspec.Struct, array_like=True, frozen=True):

@@ -95,6 +95,8 @@ class RequestResult(msgspec.Struct, kw_only=True):
     """A runner listener ends the request here, with this reason."""
     error: str | None = None
     """The request failed in this step; it is finished with reason `error` and this text."""
+    error_kind: str = "engine"
+    """`HeadraceError.kind` of that error."""
     stash: Stash = msgspec.field(default_factory=Stash)
 
     def __repr__(self) -> str:

@@ -8,10 +8,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from headrace.core.errors import RequestError
+from headrace.core.logprobs import LogprobsMode
 
-__all__ = ["SamplingParams"]
+__all__ = ["SamplingParams", "request_error"]
 
-MAX_STOP_STRINGS = 1000
+MAX_STOP_STRINGS = 256
 INT64 = 2**63
 
 
@@ -54,14 +55,22 @@ class SamplingParams(BaseModel):
     logprobs: int | None = Field(None, ge=-1)
     """Candidates a generated token, the chosen one besides; -1: the whole vocabulary."""
     prompt_logprobs: int | None = Field(None, ge=-1)
+    logprob_token_ids: list[int] | None = Field(None, min_length=1, max_length=128)
+    """Told with every generated token, besides the likeliest ones; `logprobs` is 0 where it is not set."""
+    logprobs_mode: LogprobsMode | None = None
+    """None: the engine's option of this name."""
     detokenize: bool = True
     skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = False
+    """Shown special tokens that follow each other are a space apart; text is the tokens' own otherwise."""
 
     def __init__(self, **fields: Any) -> None:
+        if fields.get("logprob_token_ids") and fields.get("logprobs") is None:
+            fields["logprobs"] = 0
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise _request_error(error) from None
+            raise request_error(error) from None
 
     @field_validator("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", mode="before")
     @classmethod
@@ -137,8 +146,8 @@ class SamplingParams(BaseModel):
         return dict(self.model_extra or {})
 
 
-def _request_error(error: ValidationError) -> RequestError:
-    """Turn pydantic's report into one line that names field, value and what is allowed."""
+def request_error(error: ValidationError) -> RequestError:
+    """Turn pydantic's report on a request's fields into one line that names field, value and what is allowed."""
     first = error.errors()[0]
     param = ".".join(str(part) for part in first["loc"]) or None
     text = first["msg"].removeprefix("Value error, ")

@@ -15,7 +15,7 @@ from headrace.core.sampling_params import SamplingParams
 from headrace.executors.noise import Purpose, gumbel
 from headrace.executors.scoring import likeliest
 
-__all__ = ["draw", "kept_candidates"]
+__all__ = ["draw", "drawn_from", "kept_candidates"]
 
 Ids = NDArray[np.int64]
 Scores = NDArray[np.float64]
@@ -30,6 +30,22 @@ def draw(logits: NDArray[Any], params: SamplingParams, seed: int, position: int)
     if ids.shape[0] == 1:
         return int(ids[0])
     return int(ids[np.argmax(scores + gumbel(seed, position, Purpose.TOKEN, ids))])
+
+
+def drawn_from(logits: NDArray[Any], params: SamplingParams) -> NDArray[np.float32]:
+    """Return the scores [V] that a token is drawn from: `logits` / temperature, and -inf for what is filtered out.
+
+    At temperature 0 these are the logits. Where tokens are forced with +inf, these have 0 and the others -inf.
+    """
+    top = logits.max()
+    if top == np.inf:
+        return np.where(logits == top, 0.0, -np.inf).astype(np.float32)
+    if params.temperature == 0:
+        return logits.astype(np.float32)
+    ids, scores = kept_candidates(logits, params)
+    found = np.full(logits.shape[0], -np.inf, np.float32)
+    found[ids] = scores + float(top) / params.temperature
+    return found
 
 
 def kept_candidates(logits: NDArray[Any], params: SamplingParams) -> tuple[Ids, Scores]:

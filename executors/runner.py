@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from headrace.executors.loading import LoadedModel, kv_layout, load_model
 from headrace.executors.proposing import Proposing, build_proposer
 from headrace.executors.sampler import Sampled, Sampler
 from headrace.executors.scoring import token_logprobs
+from headrace.models.opening import open_tokenizer
 
 __all__ = ["ModelRunner"]
 
@@ -62,6 +64,7 @@ class ModelRunner:
             max_model_len=build.max_model_len,
             dtype=build.dtype,
             model=self._model,
+            tokenizer=partial(open_tokenizer, build.model_path, build.registry),
         )
         listeners: list[RunnerListener] = [
             entry.factory(context) for entry in build.registry.entries("runner_listener")
@@ -74,6 +77,7 @@ class ModelRunner:
             listeners,
             self._model.vocab_size,
             self._loaded.sampling,
+            build.config.logprobs_mode,
         )
         self.layout: KVCacheLayout = kv_layout(
             self._loaded, self._proposing.kv_specs(), build.config.cache.block_size
@@ -155,7 +159,9 @@ class ModelRunner:
                 self._sampler.add(entry)
                 self._listeners.on_add(entry)
             except (RequestError, PluginCallError) as error:
-                return state, RequestResult(num_computed=state.num_computed, error=str(error))
+                return state, RequestResult(
+                    num_computed=state.num_computed, error=str(error), error_kind=error.kind
+                )
             self._proposing.on_add(entry)
             return state, None
         state = self._batch.advance(entry)
@@ -265,7 +271,9 @@ class ModelRunner:
         logprobs: list[TokenLogprobs] = []
         for i, one in enumerate(sampled):
             if one.error is not None:
-                return RequestResult(num_computed=state.num_computed, error=one.error)
+                return RequestResult(
+                    num_computed=state.num_computed, error=one.error, error_kind=one.error_kind
+                )
             tokens.append(one.token_id)
             if one.logprobs is not None:
                 logprobs.append(one.logprobs)

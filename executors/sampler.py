@@ -3,12 +3,12 @@
 In order, for the rows of one slice:
 
 1. a row with NaN or +inf from the model fails its request;
-2. raw logits are set aside where logprobs are asked for: logprobs speak of the model, before any change;
+2. raw logits are set aside where log-probabilities of the model are asked for, before any change;
 3. runner listeners change logits (`on_logits`), all rows at once;
-4. logits processors, a row at a time, in order of registration. Built in, in this order: min_tokens, logit_bias,
-   penalties (repetition, then frequency and presence);
+4. logits processors, a row at a time, in order of registration. Built in, in this order: allowed_token_ids,
+   bad_words, min_tokens, logit_bias, penalties (repetition, then frequency and presence). Plugins' own follow;
 5. temperature 0: the largest logit, ties by lower id. Otherwise temperature, min_p, top_k, top_p, and the draw;
-6. log-probabilities of what was drawn.
+6. log-probabilities of what was drawn: of the model, or of what the token was drawn from.
 
 A row is worked on alone, by one thread, so its token depends on nothing else in the batch. Logits are looked at on
 the host: a slice on another device is copied once.
@@ -26,10 +26,11 @@ from numpy.typing import NDArray
 
 from headrace.core.errors import PluginCallError, RequestError
 from headrace.core.interfaces import LogitsProcessor, LogitsRow, ProcessorFactory, RunnerListener
-from headrace.core.logprobs import TokenLogprobs
+from headrace.core.logprobs import LogprobsMode, TokenLogprobs
 from headrace.core.plan import NewRequest
 from headrace.executors.drawing import Draw, Drawing
-from headrace.executors.scoring import Score, score, token_logprobs
+from headrace.executors.logprobs import LogprobsReport
+from headrace.executors.scoring import Score, score
 
 __all__ = ["Sampled", "Sampler", "SamplingOps"]
 
@@ -54,6 +55,11 @@ class Sampled:
     error: str | None = None
     """The row's request failed, and why."""
 
+    @property
+    def error_kind(self) -> str:
+        """`HeadraceError.kind` of the error: masks that exclude each other are the request's own."""
+        return RequestError.kind if self.error == _NOTHING_LEFT else "engine"
+
 
 @dataclass(frozen=True)
 class _Processor:
@@ -71,6 +77,7 @@ class Sampler:
     listeners: runner listeners, in order; only their `on_logits` is called here.
     vocab_size: V.
     ops: of the op set in use.
+    logprobs_mode: for requests that do not choose one.
     """
 
     def __init__(
@@ -79,9 +86,11 @@ class Sampler:
         listeners: Sequence[RunnerListener],
         vocab_size: int,
         ops: SamplingOps | None = None,
+        logprobs_mode: LogprobsMode = "raw_logprobs",
     ) -> None:
         ops = ops or SamplingOps()
-        self._drawing, self._score = Drawing(ops.draw), ops.score
+        self._drawing = Drawing(ops.draw)
+        self._report = LogprobsReport(ops.score, logprobs_mode)
         self._factories = tuple(processors)
         # The base class changes nothing: asking only those who do keeps rows without changes on the short way.
         self._listeners = [
@@ -128,9 +137,8 @@ class Sampler:
         logits = logits.cpu().contiguous()
         best = _best(logits)
         errors = [None if value < math.inf else _DAMAGED for value in best.values.tolist()]
-        raw = self._set_aside(rows, logits)
-        if self._listeners:
-            self._tell(rows, logits)
+        raw = self._report.set_aside(rows, logits, self._changes)
+        if self._tell(rows, logits):
             best = _best(logits)
         for i, row in enumerate(rows):
             if row.request_id in self._processors and errors[i] is None:
@@ -147,26 +155,25 @@ class Sampler:
         tokens = [-1 if error else one for error, one in zip(errors, best.ids.tolist(), strict=True)]
         for i, token in self._drawing.tokens(draws, logits, best.ids):
             tokens[i] = token
-        logprobs = self._logprobs(rows, raw, tokens)
+        logprobs = self._report.of(rows, raw, logits, tokens)
         return [Sampled(tokens[i], logprobs.get(i), errors[i]) for i in range(len(rows))]
 
-    def _set_aside(self, rows: Sequence[LogitsRow], logits: torch.Tensor) -> _Raw:
-        """Set the model's logits aside for the rows that ask for log-probabilities."""
-        asking = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
-        changed = self._listeners or any(rows[i].request_id in self._processors for i in asking)
-        if not changed and len(asking) == len(rows):
-            return _Raw(asking, logits)
-        return _Raw(asking, logits[asking])  # a copy
+    def _changes(self, request_id: str) -> bool:
+        """Whether a request's logits may be changed before its token is drawn."""
+        return bool(self._listeners) or request_id in self._processors
 
-    def _tell(self, rows: Sequence[LogitsRow], logits: torch.Tensor) -> None:
+    def _tell(self, rows: Sequence[LogitsRow], logits: torch.Tensor) -> bool:
+        """Let listeners change logits; return whether one did."""
+        changed = False
         for listener in self._listeners:
             try:
-                listener.on_logits(rows, logits)
+                changed = listener.on_logits(rows, logits) is not False or changed
             except Exception as error:  # isolation: the step fails by the plugin's name
                 raise PluginCallError(
                     f"runner listener {listener.name!r} failed in on_logits: {type(error).__name__}: {error}",
                     plugin=listener.name,
                 ) from error
+        return changed
 
     def _process(self, row: LogitsRow, own: torch.Tensor, index: int, best: _Best) -> str | None:
         """Let processors change logits `own` [V], and bring `best` up to date; return what fails the request."""
@@ -182,31 +189,9 @@ class Sampler:
         best.values[index] = values[best.ids[index]]
         return None
 
-    def _logprobs(self, rows: Sequence[LogitsRow], raw: _Raw, tokens: list[int]) -> dict[int, TokenLogprobs]:
-        """Score drawn tokens, rows that ask for equally many candidates together."""
-        places: dict[int, list[int]] = {}
-        for place, index in enumerate(raw.indices):
-            wanted = rows[index].params.logprobs
-            if wanted is not None and tokens[index] >= 0:
-                places.setdefault(wanted, []).append(place)
-        found: dict[int, TokenLogprobs] = {}
-        for k, own in places.items():
-            logits = raw.logits if len(own) == raw.logits.shape[0] else raw.logits[own]
-            indices = [raw.indices[place] for place in own]
-            scored = token_logprobs(logits, [tokens[i] for i in indices], k, self._score)
-            found.update(zip(indices, scored, strict=True))
-        return found
 
-
+_NOTHING_LEFT = "no token can be chosen: the masks asked for leave none of the vocabulary"
 _DAMAGED = "the model gave logits that hold NaN or infinity for this request"
-
-
-@dataclass(frozen=True)
-class _Raw:
-    indices: list[int]
-    """Of the rows that ask."""
-    logits: torch.Tensor
-    """[len(indices), V]"""
 
 
 @dataclass(frozen=True)
@@ -228,7 +213,7 @@ def _unusable(largest: float) -> str | None:
     if math.isnan(largest):
         return "a plugin put NaN into this request's logits"
     if largest == -math.inf:
-        return "no token can be chosen: the masks asked for leave none of the vocabulary"
+        return _NOTHING_LEFT
     return None
 
 

@@ -141,9 +141,9 @@ def _layer(
         attention = Normed(build, f"{name}.post_attention_layernorm", attention, **sizes)
         mlp = Normed(build, f"{name}.post_feedforward_layernorm", mlp, **sizes)
     if config.residual_scale != 1.0:
-        attention, mlp = Scaled(attention, config.residual_scale), Scaled(mlp, config.residual_scale)
+        attention, mlp = (Scaled(build, part, config.residual_scale) for part in (attention, mlp))
     if config.norms_behind:
-        return PlainLayer(attention=attention, mlp=mlp)
+        return PlainLayer(build, attention=attention, mlp=mlp)
     return DecoderLayer(build, name, attention=attention, mlp=mlp, **sizes)
 
 

@@ -212,13 +212,15 @@ class Normed:
 class Scaled:
     """A part whose result is multiplied by a number before it joins the residual stream."""
 
-    def __init__(self, part: Part, factor: float) -> None:
+    def __init__(self, build: ModelBuild, part: Part, factor: float) -> None:
+        self._scale = build.op("scale")
         self._part = part
         self._factor = factor
 
     def __call__(self, *inputs: Any) -> torch.Tensor:
         """Return [N, C] for the part's own inputs."""
-        return self._part(*inputs) * self._factor
+        scaled: torch.Tensor = self._scale(self._part(*inputs), self._factor)
+        return scaled
 
 
 class DecoderLayer:
@@ -259,7 +261,8 @@ class DecoderLayer:
 class PlainLayer:
     """Attention and feed-forward on the residual stream as it is: what norms there are stand behind them."""
 
-    def __init__(self, *, attention: Part, mlp: Part) -> None:
+    def __init__(self, build: ModelBuild, *, attention: Part, mlp: Part) -> None:
+        self._add = build.op("add")
         self._attention = attention
         self._mlp = mlp
 
@@ -267,8 +270,8 @@ class PlainLayer:
         self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, ctx: ForwardContext
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `DecoderLayer`."""
-        hidden = x if residual is None else x + residual
-        hidden = hidden + self._attention(hidden, positions, ctx)
+        hidden = x if residual is None else self._add(x, residual)
+        hidden = self._add(hidden, self._attention(hidden, positions, ctx))
         return self._mlp(hidden), hidden
 
 

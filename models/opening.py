@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from headrace.core.interfaces.checkpoint import Progress
     from headrace.core.plugin.registry import Registry
 
-__all__ = ["build_tokenizer", "model_definition", "open_checkpoint", "reading_configuration", "resolve_model"]
+__all__ = [
+    "build_tokenizer",
+    "model_definition",
+    "open_checkpoint",
+    "open_tokenizer",
+    "reading_configuration",
+    "resolve_model",
+]
 
 
 def resolve_model(
@@ -140,3 +147,12 @@ def build_tokenizer(data: Mapping[str, Any] | None, registry: Registry) -> Token
         )
     tokenizer: Tokenizer = registry.get("tokenizer", data["kind"]).factory(data)
     return tokenizer
+
+
+def open_tokenizer(path: Path, registry: Registry) -> Tokenizer | None:
+    """Open a checkpoint for its tokenizer alone. Raises as `open_checkpoint` and `build_tokenizer` do."""
+    checkpoint = open_checkpoint(path, registry)
+    try:
+        return build_tokenizer(checkpoint.tokenizer, registry)
+    finally:
+        checkpoint.close()

@@ -33,6 +33,10 @@ def penalties(params: SamplingParams) -> LogitsProcessor | None:
 
     import numpy as np
 
+    # Beyond what float32 holds it would be 0 or infinite there, and make NaN of a masked token's -inf or of a 0.
+    limits = np.finfo(np.float32)
+    repetition = min(max(repetition, float(limits.tiny)), float(limits.max))
+
     def process(row: LogitsRow, logits: torch.Tensor) -> torch.Tensor:
         values = logits.numpy()
         if repetition != 1:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
+from pydantic import StrictBool
+
 from headrace.core.errors import RequestError, nearest
 from headrace.core.interfaces import ProcessedInput, Tokenizer
 from headrace.core.interfaces.build import FrontContext
@@ -29,8 +31,8 @@ _KEYS = ("prompt", "prompt_token_ids")
 def headrace_register(registrar: Registrar, options: Any) -> None:
     """Register the processor and its two request options."""
     registrar.input_processor("text", TextInput)
-    registrar.request_option("add_special_tokens", bool)
-    registrar.request_option("parse_special_tokens", bool)
+    registrar.request_option("add_special_tokens", StrictBool)
+    registrar.request_option("parse_special_tokens", StrictBool)
 
 
 class TextInput:

@@ -32,6 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Keep the reference library off the network and its worker threads out of forks."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see executors/openmp.py; torch is not loaded yet
 
 
 @pytest.fixture(scope="session")
@@ -216,6 +217,33 @@ class Oracle:
                 new.append(int(out.logits[0, -1].argmax()))
                 step = torch.tensor([new[-1:]])
         return new
+
+    def beams(
+        self, ids: Sequence[int], width: int, n: int, eos: int, length_penalty: float = 1.0
+    ) -> list[tuple[list[int], float]]:
+        """Return the answers of a beam search of at most n tokens and their scores, best first."""
+        import torch
+
+        with torch.inference_mode(), quiet_transformers():
+            out = self._model.generate(
+                torch.tensor([list(ids)]),
+                attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
+                num_beams=width,
+                num_return_sequences=width,
+                max_new_tokens=n,
+                length_penalty=length_penalty,
+                eos_token_id=eos,
+                pad_token_id=eos,
+                do_sample=False,
+                early_stopping=False,
+                return_dict_in_generate=True,
+                output_scores=True,
+            )
+        answers = []
+        for sequence, score in zip(out.sequences.tolist(), out.sequences_scores.tolist(), strict=True):
+            own = sequence[len(ids) :]
+            answers.append((own[: own.index(eos) + 1] if eos in own else own, score))
+        return answers
 
     def tie_rule(self, prompt_ids: Sequence[int], got: Sequence[int], expected: Sequence[int]) -> int | None:
         """Compare two greedy continuations; fail the test unless they are equal up to a tie.

@@ -34,6 +34,8 @@ _SIGNATURES = {
     "add_rms_norm": "PPPFRIPP",
     "silu_mul": "PRIP",
     "gelu_mul": "PRIP",
+    "add": "PPRIP",
+    "scale": "PFRIP",
     "rotary": "PPRIIIPI",
     "kv_write": "PPPIPIIII",
     "attention": "PPPIPPIIIIIFFPI",

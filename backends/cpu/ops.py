@@ -34,7 +34,7 @@ class CpuOps:
     @cached_property
     def _ops(self) -> dict[str, Op]:
         functions = _Functions(require(self._opened))
-        names = ("rms_norm", "add_rms_norm", "rotary", "silu_mul", "gelu_mul")
+        names = ("rms_norm", "add_rms_norm", "rotary", "add", "scale", "silu_mul", "gelu_mul")
         found = {name: Op(name, getattr(functions, name), row_invariant=True) for name in names}
         sampling = RowSampling(require(self._opened))
         found |= {name: Op(name, getattr(sampling, name), row_invariant=True) for name in ("draw", "score")}
@@ -82,6 +82,8 @@ class _Functions:
         self._rms_norm = kernels.by_type("rms_norm")
         self._add_rms_norm = kernels.by_type("add_rms_norm")
         self._rotary = kernels.by_type("rotary")
+        self._add = kernels.by_type("add")
+        self._scale = kernels.by_type("scale")
         self._silu_mul = kernels.by_type("silu_mul")
         self._gelu_mul = kernels.by_type("gelu_mul")
 
@@ -135,6 +137,18 @@ class _Functions:
                 half,
             )
         return q, k
+
+    def add(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        total = x.new_empty(x.shape)
+        rows, size = x.shape
+        self._add[x.dtype](x.data_ptr(), y.data_ptr(), rows, size, total.data_ptr())
+        return total
+
+    def scale(self, x: torch.Tensor, factor: float) -> torch.Tensor:
+        y = x.new_empty(x.shape)
+        rows, size = x.shape
+        self._scale[x.dtype](x.data_ptr(), factor, rows, size, y.data_ptr())
+        return y
 
     def silu_mul(self, x: torch.Tensor) -> torch.Tensor:
         rows, size = x.shape

@@ -21,6 +21,7 @@ from headrace.core.interfaces.ops import LinearFormat, Op
 __all__ = [
     "DenseLinear",
     "TorchOps",
+    "add",
     "add_rms_norm",
     "embedding",
     "gelu",
@@ -28,6 +29,7 @@ __all__ = [
     "layer_norm",
     "rms_norm",
     "rotary",
+    "scale",
     "silu_mul",
 ]
 
@@ -84,6 +86,16 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x)
 
 
+def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """x, y [N, C] -> x + y."""
+    return x + y
+
+
+def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
+    """x [N, C] -> x · factor; rounded once."""
+    return x * factor
+
+
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
     """x [N, 2·C] -> silu(x[:, :C]) · x[:, C:], [N, C]."""
     gate, up = x.chunk(2, dim=-1)
@@ -128,7 +140,7 @@ class TorchOps:
     name = "torch"
 
     def __init__(self) -> None:
-        exact: tuple[Callable[..., Any], ...] = (embedding, rotary)
+        exact: tuple[Callable[..., Any], ...] = (embedding, rotary, add, scale)
         others: tuple[Callable[..., Any], ...] = (
             rms_norm,
             add_rms_norm,

@@ -35,7 +35,8 @@ from served import (
 from headrace.testing.serving import Server, serving
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "abuse.json"
-FLAGS = ("--max-model-len", "2048")
+FLAGS = ("--max-model-len", "2048", "--kv-cache-memory", "256MiB")
+"""A pool so small that all of its pages are in use before memory is judged: they become resident one by one."""
 STREAMS, TOKENS, ROUNDS = 256, 32, 3
 ABORTS, ABORTING, ABORT_WITHIN = 1000, 48, 3.0
 """Clients that vanish, how many are there at once, and the most seconds after which one does."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -151,10 +152,11 @@ def memory(server: Server) -> dict[str, int]:
     """Return the resident bytes of each of the server's processes by name, and of all as `total`."""
     found: dict[str, int] = {}
     for pid in server.pids():
-        process = psutil.Process(pid)
-        words = process.cmdline()
-        name = words[0] if words and words[0].startswith("headrace-") else "serve"
-        found[name] = process.memory_info().rss
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            words = process.cmdline()
+            name = words[0] if words and words[0].startswith("headrace-") else "serve"
+            found[name] = process.memory_info().rss
     return {**found, "total": sum(found.values())}
 
 

@@ -9,6 +9,14 @@ from headrace.core.interfaces.attention import (
 )
 from headrace.core.interfaces.checkpoint import Checkpoint, CheckpointTensor, ModelSource, WeightLoader
 from headrace.core.interfaces.executor import Executor, StepHandle
+from headrace.core.interfaces.grammar import (
+    Grammar,
+    GrammarBackend,
+    GrammarKind,
+    GrammarMatcher,
+    GrammarSpec,
+    Vocabulary,
+)
 from headrace.core.interfaces.graph import Graph, GraphRecorder, RecordError
 from headrace.core.interfaces.kv_cache import (
     KVCacheGroup,
@@ -36,6 +44,7 @@ from headrace.core.interfaces.runner import (
     Proposer,
     RunnerBatch,
     RunnerListener,
+    SelectableProcessor,
 )
 from headrace.core.interfaces.scheduling import Constraint, EngineListener, Scheduler, SchedulingPolicy, Wait
 from headrace.core.interfaces.text import InputProcessor, ProcessedInput, Tokenizer
@@ -54,6 +63,11 @@ __all__ = [
     "EngineListener",
     "Executor",
     "ForwardContext",
+    "Grammar",
+    "GrammarBackend",
+    "GrammarKind",
+    "GrammarMatcher",
+    "GrammarSpec",
     "Graph",
     "GraphRecorder",
     "InputProcessor",
@@ -81,8 +95,10 @@ __all__ = [
     "RunnerListener",
     "Scheduler",
     "SchedulingPolicy",
+    "SelectableProcessor",
     "StepHandle",
     "Tokenizer",
+    "Vocabulary",
     "Wait",
     "WeightLoader",
     "Weights",

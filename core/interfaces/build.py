@@ -32,6 +32,10 @@ __all__ = [
 ]
 
 
+def _no_tokenizer() -> None:
+    return None
+
+
 def _not_running(*_: Any) -> Any:
     raise EngineError("the engine's loop is not there yet: a factory was still running when it was asked")
 
@@ -97,6 +101,10 @@ class CoreContext:
     values, the latest of a name counts."""
     causal: bool = True
     """False: a token sees those behind it as well, so a prompt runs whole in one step or not at all."""
+    tokenizer: Callable[[], Tokenizer | None] = _no_tokenizer
+    """Makes the model's tokenizer; that takes seconds, so ask on a thread of your own, once."""
+    vocab_size: int = 0
+    """Columns of the model's logits."""
 
 
 @dataclass(frozen=True)
@@ -159,3 +167,5 @@ class WorkerContext:
     """What the model computes in."""
     model: Model
     """The model, built. Its embedding and output projection are for all; its forward pass is the runner's."""
+    tokenizer: Callable[[], Tokenizer | None] = _no_tokenizer
+    """As in `CoreContext`."""

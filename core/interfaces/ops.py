@@ -13,6 +13,8 @@ A model asks for each op once, when it is built, and calls what it got. Built-in
 `layer_norm`       (x [N, C], weight [C], bias [C], eps) -> like x; statistics in float32
 `gelu`             (x [N, C]) -> x · Φ(x), exact (no approximation by tanh)
 `silu_mul`         (x [N, 2·C]) -> silu(x[:, :C]) · x[:, C:]
+`add`              (x [N, C], y [N, C]) -> x + y
+`scale`            (x [N, C], factor) -> x · factor, computed in float32
 `gelu_mul`         (x [N, 2·C]) -> gelu(x[:, :C]) · x[:, C:], with gelu's approximation by tanh
 `linear`           by weight format: a `LinearFormat`, see below
 =================  ============================================================================

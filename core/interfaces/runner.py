@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
+    from pydantic import BaseModel
 
     from headrace.core.interfaces.kv_cache import KVCacheLayout, KVCacheSpec
     from headrace.core.plan import NewRequest, StepResult
@@ -23,6 +24,7 @@ __all__ = [
     "Proposer",
     "RunnerBatch",
     "RunnerListener",
+    "SelectableProcessor",
 ]
 
 
@@ -115,8 +117,12 @@ class RunnerListener:
     def on_hidden(self, batch: RunnerBatch, hidden: torch.Tensor) -> None:
         """After the forward pass, hidden [N, C]: the tokens of `batch.rows`, row after row, `count` of each."""
 
-    def on_logits(self, rows: Sequence[LogitsRow], logits: torch.Tensor) -> None:
-        """Change logits [S, V] float32 in place, S ≤ 64; row i of both belong together."""
+    def on_logits(self, rows: Sequence[LogitsRow], logits: torch.Tensor) -> bool | None:
+        """Change logits [S, V] float32 in place, S ≤ 64; row i of both belong together.
+
+        Return False where nothing was changed: rows of others are spared some work then.
+        """
+        return False
 
     def on_tokens(self, batch: RunnerBatch, result: StepResult) -> None:
         """Tokens were drawn; may set `finish_reason`, drop tokens from an end, or add to a stash."""
@@ -162,3 +168,22 @@ class Proposer(ABC):
 ProcessorFactory = Callable[["SamplingParams"], "LogitsProcessor | None"]
 """What a `logits_processor` plugin registers: called once a request on each worker, returns its processor, or None
 where the parameters ask for nothing."""
+
+
+@dataclass(frozen=True)
+class SelectableProcessor:
+    """A logits processor for those requests that select it: `SamplingParams(processors={name: {…}})`.
+
+    It is a `ProcessorFactory` itself, made by `Registrar.logits_processor(name, factory, parameters=Model)`.
+    """
+
+    name: str
+    parameters: type[BaseModel]
+    """What a request gives is validated by it: in the front end, and again on each worker."""
+    factory: Callable[[SamplingParams, Any], LogitsProcessor | None]
+    """Called with the request's parameters and an instance of `parameters`."""
+
+    def __call__(self, params: SamplingParams) -> LogitsProcessor | None:
+        """Return the processor, or None for a request that did not select it."""
+        given = (params.options.get("processors") or {}).get(self.name)
+        return None if given is None else self.factory(params, self.parameters.model_validate(given))

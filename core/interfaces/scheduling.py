@@ -72,6 +72,11 @@ class Scheduler(Protocol):
         """End `pause`."""
         ...
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether `pause` holds: requests may wait then without anything being wrong."""
+        ...
+
     def reset_prefix_cache(self) -> bool:
         """See `KVCacheManager.reset_prefix_cache`."""
         ...

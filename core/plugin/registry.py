@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from headrace.core.config import option_table
 from headrace.core.errors import ConfigError, PluginError, PluginLoadError, nearest
+from headrace.core.interfaces.runner import SelectableProcessor
 from headrace.core.sampling_params import SamplingParams
 from headrace.core.stash import StashKey, StashKeys
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         Constraint,
         EngineListener,
         Executor,
+        GrammarBackend,
         InputProcessor,
         KVCacheManager,
         LogitsProcessor,
@@ -78,6 +80,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("runner_listener", "worker", "runner listener"),
         Kind("logits_processor", "worker", "logits processor"),
         Kind("proposer", "worker", "proposer", "speculative_method"),
+        Kind("grammar", "core", "grammar backend", "grammar_backend"),
         Kind("config_section", "front", "configuration section"),
         Kind("request_option", "front", "request option"),
         Kind("cli_command", "front", "command"),
@@ -265,11 +268,18 @@ class Registrar:
     def logits_processor(
         self,
         name: str,
-        factory: Callable[[SamplingParams], LogitsProcessor | None],
+        factory: Callable[..., LogitsProcessor | None],
         *,
+        parameters: type[BaseModel] | None = None,
         override: bool = False,
     ) -> None:
-        """Add a logits processor; applied in order of registration to requests for which the factory returns one."""
+        """Add a logits processor; applied in order of registration to requests for which the factory returns one.
+
+        The factory is called with the request's `SamplingParams`. With `parameters` it is asked only for requests
+        that select the processor by name, `processors={name: {…}}`, and gets an instance of that model besides.
+        """
+        if parameters is not None:
+            factory = SelectableProcessor(name, parameters, factory)
         self._add("logits_processor", name, factory, override)
 
     def proposer(
@@ -277,6 +287,10 @@ class Registrar:
     ) -> None:
         """Add a proposer; the factory returns None where the configuration does not ask for it."""
         self._add("proposer", name, factory, override)
+
+    def grammar(self, name: str, factory: Callable[[], GrammarBackend], *, override: bool = False) -> None:
+        """Add a grammar backend, chosen by `grammar_backend`; also made in processes that only mask."""
+        self._add("grammar", name, factory, override)
 
     def config_section(self, name: str, model: type[BaseModel], *, override: bool = False) -> None:
         """Add a section to the configuration: a subclass of `headrace.core.config.Section`.

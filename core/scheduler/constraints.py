@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from headrace.core.errors import HeadraceError, PluginCallError
 from headrace.core.interfaces.scheduling import Constraint, Wait
@@ -28,8 +29,7 @@ class Constraints:
 
     def begin(self, plan: StepPlan) -> None:
         """Tell all that a step is planned; a failure here is the step's."""
-        for constraint in self._constraints:
-            constraint.begin(plan)
+        self._tell(self._constraints, "begin", plan)
 
     def on_add(self, request: Request) -> None:
         """Tell all of a new request."""
@@ -64,22 +64,30 @@ class Constraints:
 
     def commit(self, request: Request, start: int, count: int, plan: StepPlan) -> None:
         """Tell all that the tokens are in the plan."""
-        for constraint in self._committing:
-            constraint.commit(request, start, count, plan)
+        self._tell(self._committing, "commit", request, start, count, plan)
 
     def revoke(self, request: Request, plan: StepPlan) -> None:
         """Tell all that the tokens left the plan again."""
-        for constraint in self._constraints:
-            constraint.revoke(request, plan)
+        self._tell(self._constraints, "revoke", request, plan)
 
     def on_finish(self, request: Request) -> None:
         """Tell all that the request is gone."""
-        for constraint in self._constraints:
-            constraint.on_finish(request)
+        self._tell(self._constraints, "on_finish", request)
 
     def metrics(self) -> Mapping[str, float]:
         """Figures of all constraints."""
         return {name: value for each in self._constraints for name, value in each.metrics().items()}
+
+    def _tell(self, constraints: Sequence[Constraint], method: str, *args: Any) -> None:
+        for constraint in constraints:
+            try:
+                getattr(constraint, method)(*args)
+            except HeadraceError:
+                raise
+            except (
+                Exception
+            ) as error:  # isolation point: a plugin's call, which must not fail without its name
+                raise _named(constraint, method, error) from error
 
 
 def _named(constraint: Constraint, method: str, error: Exception) -> PluginCallError:

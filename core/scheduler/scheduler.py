@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.core.errors import EngineError, HeadraceError, PluginError, RequestError
+from headrace.core.errors import EngineError, HeadraceError, PluginError, RequestError, error_of
 from headrace.core.interfaces.build import SchedulerBuild
 from headrace.core.interfaces.kv_cache import PrefixHit
 from headrace.core.interfaces.scheduling import EngineListener, Wait
@@ -249,7 +249,11 @@ class UnifiedScheduler:
         request.worker_tokens = len(request.token_ids)
         step.budget -= count
         self._expect_token(request)
-        self._constraints.commit(request, start, count, step.plan)
+        try:
+            self._constraints.commit(request, start, count, step.plan)
+        except HeadraceError as error:
+            self._take_back(request, step)
+            self._failed.append(self._end(request, "error", error))
 
     def _expect_token(self, request: Request) -> None:
         """Where workers run ahead, count the token this plan will sample as known already."""
@@ -318,7 +322,8 @@ class UnifiedScheduler:
             if not request.was_preempted:
                 request.num_cached = hit.length
         self._send(request, start, count, blocks, step)
-        step.reserved = (step.reserved or 0) + self._lacks(request)
+        if request.state is RequestState.RUNNING:
+            step.reserved = (step.reserved or 0) + self._lacks(request)
         return True
 
     def _fits(self, request: Request, hit: PrefixHit | None, step: Step) -> bool:
@@ -377,14 +382,18 @@ class UnifiedScheduler:
     # Preemption --------------------------------------------------------------------------------------
 
     def _preempt(self, victim: Request, step: Step) -> None:
-        entry = step.entries.pop(victim.request_id, None)
-        if entry is not None:
-            step.budget += entry.count
-            victim.num_in_flight -= 1
-            victim.on_worker = not isinstance(entry, NewRequest)
-            self._constraints.revoke(victim, step.plan)
+        self._take_back(victim, step)
         step.admits = False
         self._restart(victim)
+
+    def _take_back(self, request: Request, step: Step) -> None:
+        """Take a request out of the plan again, if it is in it."""
+        entry = step.entries.pop(request.request_id, None)
+        if entry is not None:
+            step.budget += entry.count
+            request.num_in_flight -= 1
+            request.on_worker = not isinstance(entry, NewRequest)
+            self._constraints.revoke(request, step.plan)
 
     def _restart(self, request: Request) -> None:
         """Take everything computed from a request; its confirmed tokens stay."""
@@ -440,12 +449,16 @@ class UnifiedScheduler:
         self, request: Request, entry: NewRequest | Continued, outcome: RequestResult, step: int
     ) -> EngineOutput | None:
         if outcome.error is not None:
-            return self._end(request, "error", EngineError(outcome.error))
+            return self._end(request, "error", error_of(outcome.error_kind, outcome.error))
         current = step >= request.valid_from_step
         if current:
             self._take_progress(request, entry, outcome)
         first_new = len(request.token_ids)
-        reason = append_tokens(request, outcome.tokens) or outcome.finish_reason
+        reason = append_tokens(request, outcome.tokens)
+        if outcome.finish_reason and len(request.token_ids) - first_new == len(outcome.tokens):
+            reason = (
+                outcome.finish_reason
+            )  # the last token has both: who ended the answer knows that it is whole
         if request.params.max_tokens == 0 and request.num_computed >= request.num_prompt_tokens:
             reason = reason or "length"  # only the prompt was to be computed
         new_ids = request.token_ids[first_new:]

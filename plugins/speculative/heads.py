@@ -2,8 +2,8 @@
 
 Head i guesses the token i + 1 places behind the one just drawn, from the hidden state h that one was drawn from: the
 model's own output projection of h + silu(weight · f + bias), where f is h, or the states of tapped layers one behind
-the other. A folder holds them: config.json with `architectures`, `num_heads` and perhaps `taps`, a list of layers, and
-model.safetensors with `heads.0.weight` [C, F], `heads.0.bias` [C] and so on.
+the other. A folder holds them: config.json with `architectures`, `num_heads` and perhaps `taps`, a list of layers,
+and model.safetensors with `heads.0.weight` [C, F], `heads.0.bias` [C] and so on.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from headrace.core.plugin.hookspecs import API_VERSION, hookimpl
 
 if TYPE_CHECKING:
     from headrace.async_llm import AsyncLLM
+    from headrace.beams import BeamSearchParams
     from headrace.core.config import EngineConfig
     from headrace.core.sampling_params import SamplingParams
     from headrace.embedding import EmbeddingOutput
@@ -26,6 +27,7 @@ __all__ = [
     "API_VERSION",
     "LLM",
     "AsyncLLM",
+    "BeamSearchParams",
     "CompletionOutput",
     "EmbeddingOutput",
     "EngineConfig",
@@ -37,6 +39,7 @@ __all__ = [
 
 _HOMES = {
     "AsyncLLM": "headrace.async_llm",
+    "BeamSearchParams": "headrace.beams",
     "LLM": "headrace.llm",
     "SamplingParams": "headrace.core.sampling_params",
     "EngineConfig": "headrace.core.config",

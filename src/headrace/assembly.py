@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from headrace.configuration import Started
@@ -22,7 +23,7 @@ from headrace.executors.process import available_memory
 from headrace.executors.selection import resolve_dtype
 from headrace.front_half import FrontHalf, ModelFacts, build_front, generation_defaults
 from headrace.models.bridge.choose import definition_for
-from headrace.models.opening import open_checkpoint, reading_configuration, resolve_model
+from headrace.models.opening import build_tokenizer, open_checkpoint, reading_configuration, resolve_model
 from headrace.report import StartupReport
 
 __all__ = ["CoreHalf", "Engine", "build_core", "build_engine"]
@@ -103,7 +104,7 @@ def build_core(
         fingerprint=str(executor.report().get("fingerprint", "")),
     )
     checkpoint.close()
-    core = _core(config, registry, executor, size, causal=causal, wake=wake or threading.Event(), share=share)
+    core = _core(config, registry, executor, size, facts, wake=wake or threading.Event(), share=share)
     defaults = generation_defaults(config, facts.generation_config)
     report = StartupReport(
         model=config.model,
@@ -185,8 +186,8 @@ def _core(
     registry: Registry,
     executor: Executor,
     size: PoolSize,
+    facts: ModelFacts,
     *,
-    causal: bool,
     wake: Wake,
     share: Callable[[str, Any], None],
 ) -> EngineCore:
@@ -196,7 +197,9 @@ def _core(
         config=config,
         registry=registry,
         wake=wake.set,
-        causal=causal,
+        causal=facts.causal,
+        tokenizer=partial(build_tokenizer, facts.tokenizer, registry),
+        vocab_size=facts.vocab_size,
         finish=lambda ids, reason, error: loop[0].finish(ids, reason, error),
         snapshot=lambda: loop[0].snapshot(),
         share=share,
@@ -216,7 +219,7 @@ def _core(
             layout=executor.kv_layout,
             num_blocks=size.num_blocks,
             # What an encoder makes of a token depends on those behind it: nothing of it can be shared.
-            prefix_caching=config.cache.prefix_caching and causal,
+            prefix_caching=config.cache.prefix_caching and facts.causal,
             max_tokens_in_flight=_in_flight(config, executor),
         )
     )

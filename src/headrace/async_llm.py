@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import zmq
 
+from headrace.beams import BeamRequest, BeamSearchParams
 from headrace.chat_template import ChatTemplate, Source, make_chat_template
 from headrace.configuration import Started, start_configuration
 from headrace.core.config import EngineConfig
@@ -28,6 +29,8 @@ from headrace.process.messages import Codec
 from headrace.report import StartupReport
 
 __all__ = ["AsyncLLM", "RequestStream"]
+
+T = TypeVar("T")
 
 LONG_PROMPT = 2048
 """Characters, ids or messages from which on a prompt is made on a thread, so that other streams go on meanwhile."""
@@ -173,10 +176,18 @@ class AsyncLLM:
     ) -> Prepared:
         """Check and tokenize; a long prompt on a thread. Raises `RequestError`, and nothing was sent then."""
         front = self._there().frontend
+        names: dict[str, Any] = {"is_chat": is_chat, "request_id": request_id, "priority": priority}
+        return await self._make(prompt, lambda: front.prepare(prompt, params, **names))
 
-        def make() -> Prepared:
-            return front.prepare(prompt, params, is_chat=is_chat, request_id=request_id, priority=priority)
+    async def prepare_beams(self, prompt: Any, params: BeamSearchParams, **names: Any) -> BeamRequest:
+        """Check and tokenize for a beam search, which the caller then runs step by step; otherwise as `prepare`."""
+        parts = self._there()
+        return await self._make(
+            prompt, lambda: BeamRequest(parts.frontend, parts.front, prompt, params, **names)
+        )
 
+    async def _make(self, prompt: Any, make: Callable[[], T]) -> T:
+        """Call `make`, on a thread where the prompt is long."""
         if _size(prompt) < LONG_PROMPT:
             return make()
         return await asyncio.get_running_loop().run_in_executor(self._pool, make)

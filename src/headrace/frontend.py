@@ -116,12 +116,13 @@ class FrontEnd:
                     "start with a larger max_logprobs",
                     param=field,
                 )
-        for token in params.stop_token_ids:
-            if not 0 <= token < vocab:
-                raise RequestError(
-                    f"stop_token_ids: {token} is not in the model's vocabulary; ids are from 0 to {vocab - 1}",
-                    param="stop_token_ids",
-                )
+        for field in ("stop_token_ids", "logprob_token_ids"):
+            for token in getattr(params, field) or ():
+                if not 0 <= token < vocab:
+                    raise RequestError(
+                        f"{field}: {token} is not in the model's vocabulary; ids are from 0 to {vocab - 1}",
+                        param=field,
+                    )
 
 
 def _process(processor: InputProcessor, item: ProcessedInput) -> None:

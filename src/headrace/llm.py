@@ -12,6 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from headrace.beams import BeamRequest, BeamSearchParams, search_all
 from headrace.chat_template import Source, make_chat_template
 from headrace.client import EngineClient
 from headrace.configuration import Started, start_configuration
@@ -129,6 +130,19 @@ class LLM:
             for conversation in _conversations(messages)
         ]
         return self._run(texts, _chat_params(sampling_params), None, use_tqdm, is_chat=True)
+
+    def beam_search(
+        self, prompts: Any, params: BeamSearchParams, *, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
+        """Look for the likeliest answers to prompts, in every form `generate` takes.
+
+        Returns one output a prompt, in their order, each with up to `params.beam_width` answers, best score first.
+        Raises `RequestError` before any compute if one prompt or parameter is wrong.
+        """
+        client = self.client
+        searches = [BeamRequest(self._front, client.front, prompt, params) for prompt in _as_list(prompts)]
+        with tqdm(total=len(searches), desc="prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
+            return search_all(searches, lambda requests: _drive(client, requests, False), bar.update)
 
     def embed(
         self, prompts: Any, *, pooling: str | None = None, normalize: bool = True, use_tqdm: bool = True

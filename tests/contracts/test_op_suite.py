@@ -139,6 +139,8 @@ class LyingLinear(torch_ops.DenseLinear):
         (Changed("gelu", lambda x: torch.nn.functional.gelu(x, approximate="tanh")), "test_gelu"),
         (Changed("embedding", lambda ids, weight: weight[ids] * 1.0001), "test_embedding"),
         (Changed("silu_mul", over_the_batch, row_invariant=True), "test_row_invariance"),
+        (Changed("add", lambda x, y: x.add_(y)), "test_add"),
+        (Changed("scale", lambda x, factor: x * (factor + 0.03)), "test_scale"),
         (Changed("draw", best_draw), "test_draw"),
         (Changed("score", rough_score), "test_score"),
         (Changed("score", score_with_free_ties), "test_score"),

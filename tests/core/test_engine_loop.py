@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from headrace.core import engine as engine_module
-from headrace.core.errors import EngineError
+from headrace.core.errors import EngineError, PluginCallError
 from headrace.core.interfaces import EngineListener
 from headrace.core.interfaces.build import SchedulerBuild
-from headrace.core.plan import StepPlan, StepResult
+from headrace.core.plan import EngineOutput, StepPlan, StepResult
 from headrace.core.request import Request
 from headrace.core.scheduler.policies import FCFSPolicy
 from headrace.core.scheduler.scheduler import UnifiedScheduler
@@ -250,3 +250,76 @@ def test_scheduler_build_needs_only_what_has_no_default() -> None:
         kv=sim.kv, policy=FCFSPolicy(), max_num_seqs=1, max_num_batched_tokens=8, max_model_len=16
     )
     assert not UnifiedScheduler(build).has_work
+
+
+# What the log says --------------------------------------------------------------------------------------
+
+
+def test_a_failed_step_is_logged_with_its_cause_first_and_nobodys_tokens(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sim = Simulation(raise_at=frozenset({2}), max_num_seqs=2)
+    prompts = {"a": [770001, 770002, 770003], "b": [770004] * 3, "waits": [770005] * 3}
+    for name, ids in prompts.items():
+        sim.add(name, ids, max_tokens=6)
+    sim.run()
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    lines = record.getMessage().splitlines()
+    assert lines[0] == "step 2 failed: RuntimeError: step 2 was told to fail"
+    assert lines[1].startswith("plan: StepPlan(step=2, ")
+    assert lines[2].startswith("state: {")
+    for name in prompts:
+        assert f"'{name}'" in lines[2]
+    assert "'b', [4, +1)" in lines[1]
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], RuntimeError)  # with its traceback
+    assert "77000" not in caplog.text
+
+
+def test_new_requests_in_a_failed_plan_are_shown_without_their_tokens(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sim = Simulation(raise_at=frozenset({0}))
+    sim.add("a", [770001] * 9, max_tokens=6)
+    sim.run()
+    assert "NewRequest('a', tokens=9, [0, +9))" in caplog.text
+    assert "77000" not in caplog.text
+
+
+def test_of_a_long_queue_the_log_shows_the_first(caplog: pytest.LogCaptureFixture) -> None:
+    sim = Simulation(raise_at=frozenset({1}), max_num_seqs=2)
+    for i in range(200):
+        sim.add(f"r{i:03}", [i], max_tokens=4)
+    sim.run()
+    assert "'r065'" in caplog.text
+    assert "'r066'" not in caplog.text
+    assert "and 134 more" in caplog.text
+
+
+def test_a_listener_that_failed_is_logged_with_what_it_raised(caplog: pytest.LogCaptureFixture) -> None:
+    sim = Simulation(listeners=[Recorder("result")])
+    sim.add("a", [1, 2, 3])
+    sim.run()
+    (record,) = caplog.records
+    assert "engine listener 'recorder' failed in on_result: ZeroDivisionError: ouch" in record.getMessage()
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], PluginCallError)
+    assert isinstance(record.exc_info[1].__cause__, ZeroDivisionError)
+
+
+class Mistaken(UnifiedScheduler):
+    """Fails where nobody expects it."""
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
+        raise LookupError("lost the books")
+
+
+def test_whatever_breaks_the_loop_stops_the_engine_and_is_the_cause_of_every_later_call() -> None:
+    sim = Simulation(scheduler=Mistaken)
+    sim.add("a", [1, 2, 3])
+    with pytest.raises(EngineError, match="the engine failed: LookupError: lost the books") as caught:
+        sim.step()
+    assert isinstance(caught.value.__cause__, LookupError)
+    with pytest.raises(EngineError, match="lost the books"):
+        sim.step()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
+import msgspec
 import pytest
 
 from headrace.core.errors import PluginError, RequestError
+from headrace.core.logprobs import LOGPROBS, TokenLogprobs
 from headrace.core.plan import NewRequest
 from headrace.core.sampling_params import SamplingParams
 from headrace.core.stash import Stash, StashKey, StashKeys
@@ -22,6 +26,16 @@ def test_a_stash_survives_the_wire_and_leaves_local_entries_behind() -> None:
     back = StashKeys([NUMBERS]).from_wire(wire)
     assert back[StashKey("test/numbers", list[int])] == [1, 2]
     assert LOCAL not in back
+
+
+def test_logprobs_survive_the_wire() -> None:
+    stash = Stash()
+    stash[LOGPROBS] = [
+        TokenLogprobs([5, 7], [-1.5, -math.inf], 2, [(9, -3.5, 4)]),
+        TokenLogprobs([1], [0.0], 1),
+    ]
+    back = StashKeys([LOGPROBS]).from_wire(msgspec.msgpack.decode(msgspec.msgpack.encode(stash.to_wire())))
+    assert back == stash
 
 
 def test_unknown_and_clashing_stash_keys_are_errors() -> None:
@@ -48,6 +62,10 @@ def test_defaults_are_the_fields_own() -> None:
         ("temperature", float("nan")),
         ("temperature", "hot"),
         ("temperature", True),
+        ("logprob_token_ids", []),
+        ("logprob_token_ids", list(range(129))),
+        ("logprob_token_ids", ["5"]),
+        ("logprobs_mode", "cooked"),
         ("top_p", 0.0),
         ("top_p", 1.1),
         ("top_k", -2),

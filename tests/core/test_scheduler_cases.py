@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from headrace.core.errors import EngineError, RequestError
 from headrace.core.interfaces import Constraint, Wait
 from headrace.core.request import BlockKey, Request
 from headrace.core.scheduler.policies import PriorityPolicy
@@ -744,3 +745,58 @@ def test_without_a_prefix_cache_nobody_waits_for_one() -> None:
     sim.step()
     assert len(sim.plans[0].new) == 2
     assert sim.kv.metrics()["prefix_cache_seconds"] == 0
+
+
+class Commits(Constraint):
+    """Refuses a request, or breaks, once its tokens are in the plan."""
+
+    name = "commits"
+
+    def __init__(self, *, at: int = 0) -> None:
+        self.at = at
+        self.finished: list[str] = []
+
+    def commit(self, request: Request, start: int, count: int, plan: object) -> None:
+        if start >= self.at and request.request_id == "bad":
+            raise KeyError("oops")
+        if start >= self.at and request.request_id == "refused":
+            raise RequestError("not this one")
+
+    def on_finish(self, request: Request) -> None:
+        self.finished.append(request.request_id)
+
+
+@pytest.mark.parametrize("at", [0, 7])
+@pytest.mark.parametrize("max_in_flight", [1, 3])
+def test_a_constraint_that_fails_in_commit_fails_its_request_alone(at: int, max_in_flight: int) -> None:
+    commits = Commits(at=at)
+    sim = Simulation(constraints=[commits], max_in_flight=max_in_flight, runs_ahead=max_in_flight > 1)
+    for i, name in enumerate(("bad", "good", "refused", "late")):
+        sim.add(name, prompt(5, 100 * i))
+    sim.run()
+    assert sim.errors == {
+        "bad": "constraint 'commits' failed in commit: KeyError: 'oops'",
+        "refused": "not this one",
+    }
+    for name in ("good", "late"):
+        assert sim.tokens[name] == sim.expected(name)
+    assert sorted(commits.finished) == ["bad", "good", "late", "refused"]
+    for name in ("bad", "refused"):
+        assert sim.tokens[name] == sim.expected(name)[: len(sim.tokens[name])]
+        assert bool(sim.tokens[name]) is (at > 0)
+
+
+class Begins(Constraint):
+    name = "begins"
+
+    def begin(self, plan: object) -> None:
+        raise KeyError("oops")
+
+
+def test_a_constraint_that_fails_for_a_whole_step_stops_the_engine_by_name() -> None:
+    sim = Simulation(constraints=[Begins()])
+    sim.add("a", prompt(5))
+    with pytest.raises(
+        EngineError, match="no step can be planned: constraint 'begins' failed in begin: KeyError"
+    ):
+        sim.step()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.executors.scoring import likeliest, token_logprobs
+from headrace.executors.scoring import likeliest, ranks, score, token_logprobs, without_totals
 
 
 def naive(row: torch.Tensor, token_id: int, k: int) -> tuple[list[int], list[float], int]:
@@ -47,6 +47,37 @@ def test_likeliest_breaks_ties_by_lower_index() -> None:
     assert likeliest(values, 0).tolist() == []
     for k in range(8):
         assert likeliest(values, k).tolist() == [1, 3, 2, 4, 5, 0, 6][:k]
+
+
+def test_ranks_break_ties_by_lower_index() -> None:
+    values = np.array([1.0, 3.0, 2.0, 3.0, 2.0, 2.0, -np.inf, -np.inf])
+    order = [1, 3, 2, 4, 5, 0, 6, 7]
+    assert ranks(values, np.arange(8)).tolist() == [order.index(i) + 1 for i in range(8)]
+    assert ranks(values, np.array([5, 1, 5])).tolist() == [5, 1, 5]
+
+
+def test_ids_that_are_asked_for_come_besides() -> None:
+    logits = torch.randn(3, 100, generator=torch.Generator().manual_seed(2))
+    logits[1] = logits[1].round()
+    more = [[5, 99, 7], [], [0]]
+    scored = token_logprobs(logits, [1, 2, 3], 2, more=more)
+    assert [[one[0] for one in entry.more] for entry in scored] == more
+    for row, entry in zip(logits, scored, strict=True):
+        for token_id, logprob, rank in entry.more:
+            _, [right, *_], right_rank = naive(row, token_id, 0)
+            assert (logprob, rank) == (pytest.approx(right, abs=1e-12), right_rank)
+    assert [one.token_ids for one in scored] == [
+        one.token_ids for one in token_logprobs(logits, [1, 2, 3], 2)
+    ]
+
+
+def test_logits_are_scored_as_they_are_without_totals() -> None:
+    logits = torch.randn(2, 50, generator=torch.Generator().manual_seed(3))
+    for row, entry in zip(
+        logits, token_logprobs(logits, [4, 9], 3, without_totals(score), [[7], [8]]), strict=True
+    ):
+        ids = [*entry.token_ids, entry.more[0][0]]
+        assert [*entry.logprobs, entry.more[0][1]] == [float(row[i]) for i in ids]
 
 
 def test_large_logits_do_not_overflow() -> None:

@@ -175,7 +175,7 @@ def test_every_figure_follows_from_the_details(capsys: Any, tmp_path: Path, fake
     assert found["max_concurrent_requests"] == max(at_once) <= 6
     assert fake_server.behaviour.most_running == 6
     assert max(found["queue_times"]) > 0.01
-    assert min(found["ttfts"][i] for i in good) >= 0.02
+    assert min(found["ttfts"][i] for i in good) >= 0.9 * 0.02
     assert found["median_itl_ms"] >= 3
 
 

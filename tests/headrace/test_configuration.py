@@ -443,6 +443,7 @@ def test_a_plugin_set_aside_is_told(
 
 def test_request_options(registry: Registry) -> None:
     request_options(registry, SamplingParams(structured={"a": 1}))
+    request_options(registry, SamplingParams(structured=None))
     request_options(registry, SamplingParams())
     with pytest.raises(
         RequestError, match=r"unknown parameter 'temprature' \(did you mean 'temperature'\?\)"

@@ -157,3 +157,19 @@ def test_any_border_between_prompt_and_answer(prompt: list[int], cut: int, answe
     completed = tail and joined and (first := joined[0]) != "\ufffd" and first.encode().startswith(tail)
     expected = joined if completed else after.decode("utf-8", "replace")
     assert "".join(pieces(answer, prompt_token_ids=prompt)) == expected
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [
+        ([END, START, END], "<end> <start> <end>"),
+        ([ord("a"), END, ord("b"), END], "a<end>b<end>"),
+        ([*"é".encode(), END, END, *"é".encode()], "é<end> <end>é"),
+        ([256, END, 256], " Hello<end> Hello"),
+    ],
+)
+def test_spaces_between_special_tokens_are_an_option(ids: list[int], text: str) -> None:
+    assert "".join(pieces(ids, skip_special_tokens=False, spaces_between_special_tokens=True)) == text
+    assert "".join(pieces(ids, skip_special_tokens=False)) == text.replace("> <", "><")
+    hidden = "".join(pieces(ids, spaces_between_special_tokens=True))
+    assert hidden == "".join(pieces(ids))

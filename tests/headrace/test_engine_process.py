@@ -44,6 +44,15 @@ def core_pids() -> set[int]:
     return {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE}
 
 
+@pytest.fixture(autouse=True)
+def folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Sockets of a test's engines lie where nobody else's do; the path must be short."""
+    with tempfile.TemporaryDirectory(prefix="hr-") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield
+
+
 def sockets() -> set[str]:
     """Folders with sockets of engines."""
     return set(glob.glob(f"{tempfile.gettempdir()}/headrace-*"))

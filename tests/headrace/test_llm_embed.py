@@ -253,7 +253,7 @@ def minilm() -> Iterator[LLM]:
 def test_minilm_embeddings_are_those_of_transformers(minilm: LLM) -> None:
     import transformers
 
-    folder = minilm.report.path
+    folder = Path(minilm.report.path)
     assert {"modules.json", "1_Pooling/config.json"} <= {
         str(path.relative_to(folder)) for path in folder.rglob("*.json")
     }

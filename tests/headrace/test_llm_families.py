@@ -53,6 +53,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3Config",
         {"head_dim": 32, "use_sliding_window": True, "sliding_window": 12, "max_window_layers": 2},
     ),
+    "granite": (
+        "GraniteConfig",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "olmo2": ("Olmo2Config", {}),
 }
 PROMPTS = [[(7 * i + 3 * k) % 131 for i in range(length)] for k, length in enumerate((1, 9, 33, 70))]
 TIE = 1e-3
@@ -125,6 +135,7 @@ def test_logits_and_tokens_are_transformers(
     )
     # Blocks of 4 are for the reference backend alone.
     assert llm.report.executor["attention_backend"] == ("torch" if block_size == 4 else "cpu")
+    assert (llm.report.executor["graph"] == "yes") == (block_size == 16)
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     steps = llm.metrics()["num_steps"]

@@ -13,6 +13,7 @@ from headrace.core.logprobs import LOGPROBS, PROMPT_LOGPROBS, PromptLogprobs, To
 from headrace.core.plan import EngineOutput
 from headrace.core.sampling_params import SamplingParams
 from headrace.output import FrontRequest, OutputProcessor, ProcessedOutputs
+from headrace.output.logprobs import readable
 from headrace.outputs import Logprob, RequestOutput
 
 END = 300
@@ -407,3 +408,12 @@ def test_any_split_into_steps_gives_the_same(
         shown = [t for t in tokens if not (skip and t == END)]
         whole = b"".join(ByteTokenizer().token_bytes(t) for t in shown)
         assert one_by_one[0] == whole.decode("utf-8", "replace")
+
+
+def test_ids_asked_for_stand_behind_the_likeliest_each_once() -> None:
+    entry = TokenLogprobs([5, 7], [-1.5, -0.5], 2, [(9, -3.0, 4), (7, -0.5, 1), (5, -1.5, 2)])
+    assert readable(entry, None) == {
+        5: Logprob(-1.5, 2, None),
+        7: Logprob(-0.5, 1, None),
+        9: Logprob(-3.0, 4, None),
+    }

@@ -17,14 +17,16 @@ from headrace.testing.serving import serving
 PAGES = (
     "docs/batch.md",
     "docs/cpu.md",
+    "docs/metrics.md",
     "docs/performance.md",
     "docs/plugins.md",
     "docs/sampling.md",
     "docs/scheduling.md",
+    "docs/serving.md",
     "docs/speculative.md",
+    "docs/structured.md",
 )
 """Pages whose Python blocks are run, as one script each; a block that begins with `# NAME.py` is that file."""
-
 
 SERVE = "headrace serve "
 """The one command that does not end by itself."""

@@ -36,6 +36,8 @@ OPS = {
     "rms_norm": rms_norm,
     "add_rms_norm": lambda x, residual, weight, eps: (rms_norm(x + residual, weight, eps), x + residual),
     "rotary": rotary,
+    "add": lambda x, y: x + y,
+    "scale": lambda x, factor: x * factor,
     "silu_mul": lambda x: F.silu(x.chunk(2, dim=-1)[0]) * x.chunk(2, dim=-1)[1],
 }
 

@@ -160,3 +160,15 @@ def test_registers_one_processor() -> None:
     plugin.headrace_register(Registrar(registry, plugin.name), None)
     assert [entry.factory for entry in registry.entries("logits_processor")] == [plugin.penalties]
     assert registry.names("logits_processor") == ["penalties"]
+
+
+@pytest.mark.parametrize("penalty", [5e-324, 1e-46, 1e-30, 1e30, 1e39, 1.7e308])
+def test_an_extreme_penalty_makes_no_nan(penalty: float) -> None:
+    logits = torch.randn(V, generator=torch.Generator().manual_seed(3))
+    logits[:4] = torch.tensor([-torch.inf, 0.0, 2.0, -2.0])
+    got = apply(SamplingParams(repetition_penalty=penalty), logits, list(range(8)), 4)
+    assert not got.isnan().any()
+    assert got[0] == -torch.inf
+    assert got[1] == 0.0
+    assert (got[2] > got[4:].max()) == (penalty < 1)
+    assert torch.equal(got[8:], logits[8:])

@@ -93,6 +93,24 @@ void add_rms_norm(const T* x, const T* residual, const T* weight, float eps, int
     }
 }
 
+template <typename T>
+void add(const T* x, const T* y, int64_t m, int64_t c, T* total) {
+#pragma omp for
+    for (int64_t r = 0; r < m; ++r)
+        each_vector(c, [&](int64_t i, auto whole, int n) {
+            put(total + r * c + i, take(x + r * c + i, whole, n) + take(y + r * c + i, whole, n), whole, n);
+        });
+}
+
+template <typename T>
+void scale(const T* x, float factor, int64_t m, int64_t c, T* y) {
+#pragma omp for
+    for (int64_t r = 0; r < m; ++r)
+        each_vector(c, [&](int64_t i, auto whole, int n) {
+            put(y + r * c + i, take(x + r * c + i, whole, n) * splat(factor), whole, n);
+        });
+}
+
 template <V16 (*F)(V16), typename T>
 void gated(const T* x, int64_t m, int64_t c, T* y) {
 #pragma omp for
@@ -128,6 +146,8 @@ void rotary(const int64_t* positions, T* x, int64_t m, int64_t heads, int64_t d,
 #define HR_OPS(T, suffix)                                                        \
     HR_KERNEL(rms_norm_##suffix, headrace::rms_norm<T>)                          \
     HR_KERNEL(add_rms_norm_##suffix, headrace::add_rms_norm<T>)                  \
+    HR_KERNEL(add_##suffix, headrace::add<T>)                                    \
+    HR_KERNEL(scale_##suffix, headrace::scale<T>)                                \
     HR_KERNEL(silu_mul_##suffix, headrace::gated<headrace::silu, T>)             \
     HR_KERNEL(gelu_mul_##suffix, headrace::gated<headrace::gelu_tanh, T>)        \
     HR_KERNEL(rotary_##suffix, headrace::rotary<T>)

@@ -33,9 +33,16 @@ HR_INLINE void each_sixteen(const float* row, int64_t size, F&& visit) {
     visit(i, keep(load_first(row + i, n), 0, n, splat(-kInfinity)));
 }
 
+// Call visit(lane) for each bit that is set. A bit's place is its logarithm, which is a float's exponent: not every tier
+// has the instruction that counts zeros.
 template <typename F>
 HR_INLINE void each_bit(uint32_t bits, F&& visit) {
-    for (; bits; bits &= bits - 1) visit(__builtin_ctz(bits));
+    for (; bits; bits &= bits - 1) {
+        float lowest = float(int32_t(bits & (~bits + 1)));
+        int32_t exponent;
+        std::memcpy(&exponent, &lowest, 4);
+        visit((exponent >> 23) - 127);
+    }
 }
 
 // A token in the order of a row.
@@ -198,13 +205,15 @@ float largest(const float* row, int64_t size) {
 
 int64_t rank_of(const float* row, int64_t size, int64_t id) {
     float value = row[id], above = next_above(value);
-    int64_t before = 0;
+    V16 larger = zero();  // whole numbers, exact in float
+    int64_t equal = 0;
     each_sixteen(row, size, [&](int64_t first, V16 logits) {
-        uint32_t more = at_least(logits, splat(above));
-        before += __builtin_popcount(more);
-        if (first < id) each_bit(at_least(logits, splat(value)) & ~more, [&](int lane) { before += first + lane < id; });
+        larger = larger + zero_below(splat(1), logits, above);
+        if (first >= id) return;
+        uint32_t lanes = at_least(logits, splat(value)) & ~at_least(logits, splat(above));
+        each_bit(lanes, [&](int lane) { equal += first + lane < id; });
     });
-    return before + 1;
+    return int64_t(sum_lanes(larger)) + equal + 1;
 }
 
 // logits [m, size], ids [m] -> log of the sum of e^logit [m], rank of the id [m], the k likeliest ids [m, k].

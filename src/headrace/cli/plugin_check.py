@@ -22,6 +22,7 @@ CONTRACTS = {
     "model_source": interfaces.ModelSource,
     "weight_loader": interfaces.WeightLoader,
     "scheduling_policy": interfaces.SchedulingPolicy,
+    "grammar": interfaces.GrammarBackend,
 }
 """Kinds whose factories take nothing."""
 

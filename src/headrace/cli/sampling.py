@@ -45,9 +45,15 @@ HELP = {
     "logit_bias": "Added to logits: a JSON object of token ids and numbers.",
     "logprobs": "Likeliest tokens to tell with every token of the answer; with --json.",
     "prompt_logprobs": "The same for the prompt; with --json.",
+    "logprob_token_ids": "Token id to tell the probability of with every token; may be repeated; with --json.",
+    "logprobs_mode": "Of what logprobs are told: raw, the model's; processed, those tokens are drawn from.",
     "skip_special_tokens": "Leave special tokens out of the text.",
+    "spaces_between_special_tokens": "Put a space between special tokens that are shown.",
 }
 """By field, in the order of the help. `detokenize` is left out: a command's answer is text."""
+
+IDS = ("stop_token_ids", "logprob_token_ids")
+"""Lists of numbers."""
 
 PANEL = "Sampling"
 
@@ -65,7 +71,7 @@ class Sampling:
 
     def check_shown(self, as_json: bool) -> None:
         """Refuse what would be computed and not shown. Raises `RequestError`."""
-        for name in ("logprobs", "prompt_logprobs"):
+        for name in ("logprobs", "prompt_logprobs", "logprob_token_ids"):
             if name in self.given and not as_json:
                 raise RequestError(f"{flag_names(name)} is shown with --json only; add it", param=name)
 
@@ -111,7 +117,7 @@ def _flag(name: str) -> inspect.Parameter:
     if name == "max_tokens":
         shown = ""  # each command has its own
     declared: Any = {bool: bool | None, list: list[str] | None}.get(kind, str | None)
-    metavar = {bool: None, dict: "JSON", list: "N" if name == "stop_token_ids" else "TEXT"}.get(kind, "N")
+    metavar = {bool: None, dict: "JSON", list: "N" if name in IDS else "TEXT", str: "TEXT"}.get(kind, "N")
     option = typer.Option(
         flag_names(name, boolean=kind is bool),
         metavar=metavar,
@@ -129,11 +135,13 @@ def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
 
 
 def _kind(name: str) -> type:
-    """Return bool, int, float, list or dict: what a field holds, besides None."""
+    """Return bool, int, float, list, dict or, for a choice of words, str: what a field holds, besides None."""
     annotation = SamplingParams.model_fields[name].annotation
     members = [m for m in typing.get_args(annotation) or (annotation,) if m is not type(None)]
     for member in (annotation, *members):
         origin = typing.get_origin(member) or member
+        if origin is typing.Literal:
+            return str
         if origin in (bool, int, float, list, dict):
             return typing.cast(type, origin)
     raise TypeError(f"no flag can be made of the field {name}: {annotation}")
@@ -160,7 +168,7 @@ def _value(name: str, value: Any) -> Any:
     kind = _kind(name)
     if kind is dict:
         return _json(flag_names(name), value)
-    if name == "stop_token_ids":
+    if name in IDS:
         return [_number(int, text) for text in value]
     return _number(kind, value) if kind in (int, float) else value
 

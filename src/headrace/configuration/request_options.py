@@ -12,7 +12,7 @@ __all__ = ["request_options"]
 
 
 def request_options(registry: Registry, params: SamplingParams) -> None:
-    """Check the options of plugins on a request.
+    """Check the options of plugins on a request; None stands for an option that was not given.
 
     Raises `RequestError` for a keyword that neither core nor a plugin knows, and for a value of the wrong type.
     """
@@ -22,6 +22,8 @@ def request_options(registry: Registry, params: SamplingParams) -> None:
             known = [*SamplingParams.model_fields, *entries]
             brought = f"; plugins bring: {', '.join(entries)}" if entries else ""
             raise RequestError(f"unknown parameter {name!r}{nearest(name, known)}{brought}", param=name)
+        if value is None:
+            continue
         try:
             TypeAdapter(entries[name].factory).validate_python(value)
         except ValidationError as error:

@@ -57,6 +57,7 @@ class Completion:
             self._detokenizer = IncrementalDetokenizer(
                 tokenizer,
                 skip_special_tokens=params.skip_special_tokens,
+                spaces_between_special_tokens=params.spaces_between_special_tokens,
                 eos_token_ids=request.eos_token_ids,
                 prompt_token_ids=request.prompt_token_ids,
             )

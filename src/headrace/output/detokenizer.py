@@ -26,6 +26,7 @@ class IncrementalDetokenizer:
     Parameters
     ----------
     skip_special_tokens: hide the tokenizer's special and end tokens, wherever they stand.
+    spaces_between_special_tokens: put a space between two of them that are shown one after the other.
     eos_token_ids: end tokens of this request that the tokenizer does not know as such; hidden with them.
     prompt_token_ids: what stands before the answer.
 
@@ -37,6 +38,7 @@ class IncrementalDetokenizer:
         tokenizer: Tokenizer,
         *,
         skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = False,
         eos_token_ids: Iterable[int] = (),
         prompt_token_ids: Sequence[int] = (),
     ) -> None:
@@ -47,6 +49,8 @@ class IncrementalDetokenizer:
             ends = {*tokenizer.eos_token_ids, *eos_token_ids}
             special = tokenizer.special_ids
             self._hidden = special if ends <= special else special | ends
+        self._spaced: frozenset[int] = tokenizer.special_ids if spaces_between_special_tokens else frozenset()
+        self._is_behind_spaced = False
         self._decoder = _utf8_decoder("replace")
         self._opened = _unfinished_character(tokenizer, prompt_token_ids)
         """Bytes of a character that the prompt began; empty as soon as its fate is known."""
@@ -58,6 +62,9 @@ class IncrementalDetokenizer:
         if token_id in self._hidden or not 0 <= token_id < self._vocab_size:
             return ""
         data = self._token_bytes(token_id)
+        if self._spaced:
+            data = b" " + data if self._is_behind_spaced and token_id in self._spaced else data
+            self._is_behind_spaced = token_id in self._spaced
         if self._opened:
             data = self._cross_border(data)
         return self._decoder.decode(data)

@@ -27,12 +27,15 @@ class TokenTexts:
 
 
 def readable(entry: TokenLogprobs, texts: TokenTexts | None) -> dict[int, Logprob]:
-    """Return a position's candidates by id: the token that stands there first, then the others by rank."""
+    """Return a position's candidates by id: the token that stands there first, then the likeliest by rank, then those
+    that were asked for by id."""
     own, *others = entry.token_ids
     candidates = {own: Logprob(entry.logprobs[0], entry.rank, texts(own) if texts else None)}
     for rank, (token_id, logprob) in enumerate(zip(others, entry.logprobs[1:], strict=True), start=1):
         if token_id != own:
             candidates[token_id] = Logprob(logprob, rank, texts(token_id) if texts else None)
+    for token_id, logprob, rank in entry.more:
+        candidates.setdefault(token_id, Logprob(logprob, rank, texts(token_id) if texts else None))
     return candidates
 
 

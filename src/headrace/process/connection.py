@@ -130,7 +130,7 @@ class CoreConnection:
 
     async def _read(self) -> None:
         try:
-            while True:
+            while self._lost is None:
                 data = await self._socket.recv()
                 self._take(self._codec.decode_to_front(data))
         except HeadraceError as error:

@@ -15,7 +15,7 @@ import zmq
 
 from headrace.assembly import build_core
 from headrace.configuration import Started
-from headrace.core.engine import EngineCore
+from headrace.core.engine import EngineCore, state_for_log
 from headrace.core.errors import ConfigError, EngineError, HeadraceError, OverloadedError
 from headrace.core.interfaces.checkpoint import Progress
 from headrace.core.plan import EngineOutput
@@ -34,6 +34,7 @@ from headrace.process.messages import (
     ToCore,
     ToFront,
 )
+from headrace.process.redaction import config_for_log
 from headrace.process.wake import SocketWake
 
 __all__ = ["CoreServer"]
@@ -60,6 +61,7 @@ class CoreServer:
         self._socket.set_hwm(0)  # a bounded queue would drop tokens of a front end that is slow
         self._socket.bind(address)
         self._wake = SocketWake(self._socket)
+        self._config = started.config
         self._shared: dict[str, Any] = {}
         self._news: queue.SimpleQueue[Shared] = queue.SimpleQueue()
         half = build_core(started, progress, wake=self._wake, share=self._share)
@@ -87,10 +89,22 @@ class CoreServer:
                 self._tell_news()
                 if self._core.has_work:
                     self._send_outputs(self._core.step())
-        except EngineError as error:
-            logger.critical("the engine stopped: %s; its state: %s", error, self._core.snapshot())
-            self._broadcast(Died(str(error)))
-            raise
+        except Exception as error:
+            # Whatever it was: who waits for answers hears the cause.
+            stopped = (
+                error if isinstance(error, EngineError) else EngineError(f"{type(error).__name__}: {error}")
+            )
+            logger.critical(
+                "stopped: %s\nconfiguration: %s\nstate: %s",
+                stopped,
+                config_for_log(self._config),
+                state_for_log(self._core.snapshot()),
+                exc_info=None if self._core.num_failed_steps else error,
+            )
+            self._broadcast(Died(str(stopped)))
+            if stopped is error:
+                raise
+            raise stopped from error
         finally:
             self._core.shutdown()
             self._socket.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,6 +14,7 @@ import zmq
 
 from headrace.configuration import Started
 from headrace.core.errors import EngineError
+from headrace.executors.openmp import waiting_environ
 from headrace.process.core_process import CoreProcess
 
 __all__ = ["EngineHost", "ProcessHost", "ThreadHost", "host_engine"]
@@ -86,6 +89,8 @@ class ThreadHost:
         self._thread.start()
 
     def _run(self) -> None:
+        if "torch" not in sys.modules:  # its OpenMP runtime reads the environment once, when it is loaded
+            os.environ.update(waiting_environ(os.environ))
         from headrace.process.core_server import CoreServer  # with it comes torch
 
         try:

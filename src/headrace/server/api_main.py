@@ -24,7 +24,7 @@ from headrace.server.options import ServerSection
 from headrace.server.stats_log import log_stats
 from headrace.server.template import chosen_template
 
-__all__ = ["ApiWork", "main"]
+__all__ = ["ApiProcess", "ApiWork", "main"]
 
 logger = logging.getLogger("headrace.api")
 

@@ -18,7 +18,7 @@ from headrace.server.answers import Chat, Completion
 from headrace.server.compute import CHAT, COMPLETIONS, ComputeRoutes
 from headrace.server.exchange import Exchange
 from headrace.server.handlers import add_error_handlers
-from headrace.server.middleware import ApiKeys, RequestIds
+from headrace.server.middleware import ApiKeys, RequestIds, RootPath
 from headrace.server.model_routes import add_model_routes
 from headrace.server.openapi import Application, answers, asks_for
 from headrace.server.options import ServerSection
@@ -27,9 +27,9 @@ from headrace.server.token_routes import add_token_routes
 
 __all__ = ["build_app"]
 
-ROUTES: tuple[tuple[str, type[BaseModel], type[msgspec.Struct]], ...] = (
-    (COMPLETIONS, CompletionBody, Completion),
-    (CHAT, ChatBody, Chat),
+ROUTES: tuple[tuple[str, str, type[BaseModel], type[msgspec.Struct]], ...] = (
+    (COMPLETIONS, "Continue prompts.", CompletionBody, Completion),
+    (CHAT, "Answer a conversation.", ChatBody, Chat),
 )
 
 
@@ -45,17 +45,16 @@ def build_app(engine: AsyncLLM, options: ServerSection) -> FastAPI:
         title="Headrace",
         version=headrace.__version__,
         redirect_slashes=False,
-        root_path=options.root_path,
     )
     app.state.compute = compute
     add_error_handlers(app)
-    for url, body, answer in ROUTES:
+    for url, summary, body, answer in ROUTES:
         app.add_api_route(
             url,
             _endpoint(compute, url, options),
             methods=["POST"],
             tags=["compute"],
-            summary=body.__doc__,
+            summary=summary,
             operation_id=body.__name__.removesuffix("Body").lower(),
             openapi_extra=asks_for(body),
             responses=answers(answer, 400, 401, 404, 413, 500, 503, streams=True),
@@ -70,7 +69,7 @@ def build_app(engine: AsyncLLM, options: ServerSection) -> FastAPI:
 
 def _endpoint(compute: ComputeRoutes, url: str, options: ServerSection) -> Any:
     async def answer(request: Request) -> Response:
-        return Exchange(compute, url, options.max_body_bytes)
+        return Exchange(compute, url, options)
 
     return answer
 
@@ -101,3 +100,5 @@ def _surround(app: FastAPI, options: ServerSection) -> None:
             allow_headers=["*"],
             expose_headers=["X-Headrace-Ignored", "X-Request-Id"],
         )
+    if options.root_path:
+        app.add_middleware(RootPath, root_path=options.root_path)

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import UNSET
 
+from headrace.core.errors import RequestError
 from headrace.core.sampling_params import SamplingParams
 from headrace.outputs import CompletionDelta, CompletionOutput, RequestOutput, RequestUpdate
 from headrace.server.answers import (
@@ -18,7 +19,7 @@ from headrace.server.answers import (
     ChatLogprobs,
     ChatMessage,
 )
-from headrace.server.errors import ApiError, failure_of
+from headrace.server.errors import ApiError, failure_of, short
 from headrace.server.formats import EventWriter, Head, usage_of
 from headrace.server.protocol import ChatBody
 from headrace.server.tokens import Candidates, TokenWriter, prompt_logprobs
@@ -67,30 +68,37 @@ def _refuse_tools(body: ChatBody) -> None:
         )
 
 
-def template_messages(messages: Sequence[Any]) -> list[Any]:
-    """Return messages as templates know them. What is no message stays as it is: the template's room refuses it.
+def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages as templates know them; what else is wrong with one is found where it is rendered.
 
     A developer is what OpenAI now calls the system; an assistant's turn that only calls tools has an empty text;
     arguments of a call become an object where they are the text of one.
     """
-    return [_template_message(message) if isinstance(message, dict) else message for message in messages]
+    return [_template_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
 
 
-def _template_message(message: Mapping[str, Any]) -> dict[str, Any]:
+def _template_message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
+    for name in ("name", "tool_call_id"):
+        if not isinstance(message.get(name), str | None):
+            raise RequestError(
+                f"{place}.{name} must be a text, got {short(message[name])}", param=f"{place}.{name}"
+            )
     changed = dict(message)
     if changed.get("role") == "developer":
         changed["role"] = "system"
     calls = changed.get("tool_calls")
+    if not isinstance(calls, list | None) or not all(isinstance(call, dict) for call in calls or ()):
+        raise RequestError(
+            f"{place}.tool_calls must be a list of calls, got {short(calls)}", param=f"{place}.tool_calls"
+        )
     if calls:
-        if changed.get("content") is None:
-            changed["content"] = ""
-        if isinstance(calls, list):
-            changed["tool_calls"] = [_template_call(call) for call in calls]
+        changed["content"] = "" if changed.get("content") is None else changed["content"]
+        changed["tool_calls"] = [_template_call(call) for call in calls]
     return changed
 
 
-def _template_call(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
+def _template_call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
@@ -160,6 +168,8 @@ class ChatFormat:
         self._role = role
         self._echo = echo
         self._asked_prompt_logprobs = asked_prompt_logprobs
+        self._tells_logprobs = params.logprobs is not None
+        self._also = frozenset(params.logprob_token_ids or ())
         self._begun = [False] * params.n
         self._events = EventWriter(head, "chat.completion.chunk", body.stream_options)
 
@@ -232,6 +242,6 @@ class ChatFormat:
         )
 
     def _logprobs(self, entries: list[Candidates] | None) -> ChatLogprobs | None:
-        if not self._body.logprobs or entries is None:
+        if not self._tells_logprobs or entries is None:
             return None
-        return self._writer.chat(entries, self._body.top_logprobs or 0)
+        return self._writer.chat(entries, self._body.top_logprobs or 0, self._also)

@@ -17,8 +17,6 @@ from headrace.server.tokens import Candidates, CompletionTokens, TokenWriter, pr
 
 __all__ = ["CompletionFormat", "completion_params", "prompts_of"]
 
-NO_BEAMS = "is not available here: a model's answers are drawn, see n, temperature and seed"
-
 
 def prompts_of(body: CompletionBody, limit: int) -> list[str | list[Any]]:
     """Return a body's prompts; what they hold is checked where they become tokens.
@@ -49,10 +47,8 @@ def completion_params(body: CompletionBody, sampling: dict[str, Any]) -> Samplin
     """Return what the engine is asked for. Raises `ApiError` or `RequestError` for what it is not able to do."""
     if body.suffix:
         raise ApiError(400, "suffix: the model does not fill in the middle; leave it out", param="suffix")
-    if body.use_beam_search:
-        raise ApiError(400, f"use_beam_search {NO_BEAMS}", param="use_beam_search")
-    if body.best_of is not None and body.best_of != sampling.get("n", 1):
-        raise ApiError(400, f"best_of {NO_BEAMS}", param="best_of")
+    if body.best_of is not None and not body.use_beam_search and body.best_of != sampling.get("n", 1):
+        raise ApiError(400, "best_of is not available here, see n and use_beam_search", param="best_of")
     if body.stream and "prompt_logprobs" in sampling:
         raise ApiError(
             400, "prompt_logprobs: not in a stream; use echo with logprobs", param="prompt_logprobs"
@@ -60,8 +56,10 @@ def completion_params(body: CompletionBody, sampling: dict[str, Any]) -> Samplin
     asked = dict(sampling)
     if body.logprobs is not None:
         asked["logprobs"] = body.logprobs
-    if body.echo and (body.logprobs is not None or asked.get("max_tokens") == 0):
-        asked.setdefault("prompt_logprobs", body.logprobs or 0)
+    elif asked.get("logprob_token_ids"):
+        asked["logprobs"] = 0
+    if body.echo and ("logprobs" in asked or asked.get("max_tokens") == 0):
+        asked.setdefault("prompt_logprobs", asked.get("logprobs", 0))
     return SamplingParams(**asked)
 
 
@@ -89,9 +87,11 @@ class CompletionFormat:
         self._head = head
         self._body = body
         self._n = params.n
+        self._tells_logprobs = params.logprobs is not None
         self._writer = writer
         self._asked_prompt_logprobs = asked_prompt_logprobs
-        self._tokens = [CompletionTokens(writer, hidden) for _ in range(num_prompts * params.n)]
+        spaced = writer.special_ids if params.spaces_between_special_tokens else frozenset()
+        self._tokens = [CompletionTokens(writer, hidden, spaced) for _ in range(num_prompts * params.n)]
         self._begun = [False] * len(self._tokens)
         self._events = EventWriter(head, "text_completion", body.stream_options, num_prompts)
 
@@ -157,7 +157,7 @@ class CompletionFormat:
         ids = output.prompt_token_ids
         if self._body.echo:
             choice.text = output.prompt if output.prompt is not None else self._writer.prompt_text(ids)
-            if self._body.logprobs is not None:
+            if self._tells_logprobs:
                 entries = output.prompt_logprobs or []
                 choice.logprobs = self._tokens[index].prompt(choice.text, ids, entries)
         if self._body.return_token_ids:
@@ -167,7 +167,7 @@ class CompletionFormat:
     def _logprobs(
         self, index: int, token_ids: list[int], entries: list[Candidates] | None
     ) -> CompletionLogprobs | None:
-        if self._body.logprobs is None or entries is None:
+        if not self._tells_logprobs or entries is None:
             return None
         return self._tokens[index].answer(token_ids, entries)
 

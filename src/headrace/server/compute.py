@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,15 +14,19 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 
 from headrace.async_llm import AsyncLLM
+from headrace.beams import BeamRequest, BeamSearchParams
 from headrace.core.errors import HeadraceError, RequestError
 from headrace.core.sampling_params import SamplingParams
 from headrace.front_half import FrontHalf
 from headrace.frontend import Prepared
+from headrace.server.beams import BeamRun, beam_params, single
 from headrace.server.chat import ChatFormat, chat_params, echo_of, template_messages, template_options
 from headrace.server.completions import CompletionFormat, completion_params, prompts_of
 from headrace.server.errors import ApiError, api_error, short, validation_error
 from headrace.server.fields import Fields, KnownFields, ignored_header, sampling_names
 from headrace.server.formats import AnswerFormat, Head
+from headrace.server.forms import take_form
+from headrace.server.intervals import Intervals
 from headrace.server.options import ServerSection, model_names
 from headrace.server.protocol import Body, ChatBody, CompletionBody
 from headrace.server.runs import Run
@@ -32,6 +37,10 @@ __all__ = ["CHAT", "COMPLETIONS", "ComputeRoutes", "Job"]
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 
+TRACEPARENT = "traceparent"
+"""A header's name, and that of the request option which a tracing plugin brings."""
+_TRACE = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
 B = TypeVar("B", bound=BaseModel)
 
 
@@ -40,11 +49,23 @@ class Job:
     """A request that passed every check: to be run, and answered in its format."""
 
     head: Head
-    run: Run
+    run: Run | BeamRun
     format: AnswerFormat
     stream: bool
+    intervals: Intervals
+    """What of a stream is written when."""
     unknown: list[str]
     """Fields that were passed over."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What of a body is the engine's."""
+
+    params: SamplingParams
+    beams: BeamSearchParams | None
+    """None: answers are drawn."""
+    priority: int
 
 
 class ComputeRoutes:
@@ -92,6 +113,20 @@ class ComputeRoutes:
             known.refuse(fields.unknown)
         return body, ignored_header(model.__name__, fields.unknown)
 
+    def with_trace(
+        self, data: Mapping[str, Any], headers: Iterable[tuple[bytes, bytes]]
+    ) -> Mapping[str, Any]:
+        """Return a body with its caller's trace context, where somebody here takes one and the header holds one.
+
+        What is no trace context is passed over, as its standard wants it (W3C Trace Context, 4.3).
+        """
+        if not self._completion_fields.takes(TRACEPARENT) or TRACEPARENT in data:
+            return data
+        for name, value in headers:
+            if name == TRACEPARENT.encode() and _TRACE.fullmatch(value):
+                return {**data, TRACEPARENT: value.decode()}
+        return data
+
     async def begin(self, url: str, data: Mapping[str, Any]) -> Job:
         """Check a body and tokenize its prompts; nothing was sent to the engine then.
 
@@ -122,18 +157,11 @@ class ComputeRoutes:
     async def _begin_completions(self, data: Mapping[str, Any]) -> Job:
         body, fields = self._read(CompletionBody, self._completion_fields, data)
         prompts = prompts_of(body, self._options.max_prompts)
-        params = completion_params(body, fields.sampling)
+        asked = self._asked(body, fields, completion_params(body, single(body, fields.sampling)))
+        params = asked.params
         self._check_choices(len(prompts), params.n)
         head = self._head("cmpl", body)
-        requests = []
-        for place, prompt in enumerate(prompts):
-            try:
-                request = await self._prepare(f"{head.id}-{place}", prompt, params, body.priority)
-            except RequestError as error:
-                where = f"prompt[{place}]: " if len(prompts) > 1 else ""
-                raise RequestError(f"{where}{error}", param=error.param) from error
-            requests.append(request)
-            await asyncio.sleep(0)  # many short prompts must not hold up everybody's streams
+        run = await self._prepare(asked, head, prompts)
         front = self._engine.front
         answers = CompletionFormat(
             head,
@@ -144,7 +172,7 @@ class ComputeRoutes:
             len(prompts),
             asked_prompt_logprobs="prompt_logprobs" in fields.sampling,
         )
-        return Job(head, Run(self._engine, requests), answers, body.stream, fields.unknown)
+        return Job(head, run, answers, body.stream, self._intervals(body), fields.unknown)
 
     async def _begin_chat(self, data: Mapping[str, Any]) -> Job:
         body, fields = self._read(ChatBody, self._chat_fields, data)
@@ -158,7 +186,8 @@ class ComputeRoutes:
         front = self._engine.front
         defaults = front.defaults.apply(SamplingParams())
         limit = defaults.max_tokens if "max_tokens" in defaults.model_fields_set else None
-        params = chat_params(body, fields.sampling, limit)
+        asked = self._asked(body, fields, chat_params(body, single(body, fields.sampling), limit))
+        params = asked.params
         self._check_choices(1, params.n)
         options = template_options(
             body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs
@@ -166,7 +195,7 @@ class ComputeRoutes:
         tools = None if body.tools is None else data["tools"]
         text = await self._engine.render_chat(template_messages(body.messages), tools=tools, **options)
         head = self._head("chatcmpl", body)
-        request = await self._prepare(f"{head.id}-0", text, params, body.priority, is_chat=True)
+        run = await self._prepare(asked, head, [text], is_chat=True)
         role = self._options.response_role
         if not options["add_generation_prompt"]:
             role = str(body.messages[-1]["role"])
@@ -179,7 +208,7 @@ class ComputeRoutes:
             echo=echo_of(body, role),
             asked_prompt_logprobs="prompt_logprobs" in fields.sampling,
         )
-        return Job(head, Run(self._engine, [request]), answers, body.stream, fields.unknown)
+        return Job(head, run, answers, body.stream, self._intervals(body), fields.unknown)
 
     def _read(self, model: type[B], known: KnownFields, data: Mapping[str, Any]) -> tuple[B, Fields]:
         """Return a body's own fields, checked, and all of them, sorted."""
@@ -191,13 +220,7 @@ class ComputeRoutes:
             if not body.stream:
                 raise ApiError(400, "stream_options needs stream: true", param="stream_options")
             fields.unknown.extend(f"stream_options.{name}" for name in body.stream_options.model_extra or {})
-        if body.response_format is not None and body.response_format.type != "text":
-            raise ApiError(
-                400,
-                f"response_format.type {body.response_format.type!r}: this server does not constrain answers yet; "
-                "allowed: 'text'",
-                param="response_format.type",
-            )
+        take_form(body.response_format, fields)
         if self._options.strict:
             known.refuse(fields.unknown)
         return body, fields
@@ -212,6 +235,9 @@ class ComputeRoutes:
                 param="n",
             )
 
+    def _intervals(self, body: Body) -> Intervals:
+        return Intervals(body.stream_interval or self._options.stream_interval)
+
     def _head(self, prefix: str, body: Body) -> Head:
         return Head(
             f"{prefix}-{uuid.uuid4().hex}",
@@ -220,10 +246,34 @@ class ComputeRoutes:
             self._engine.front.facts.fingerprint,
         )
 
+    def _asked(self, body: Body, fields: Fields, params: SamplingParams) -> _Asked:
+        if not body.use_beam_search:
+            return _Asked(params, None, body.priority)
+        beams = beam_params(body, params, fields.sampling.get("n", 1))
+        return _Asked(params.model_copy(update={"n": beams.beam_width}), beams, body.priority)
+
     async def _prepare(
-        self, name: str, prompt: Any, params: SamplingParams, priority: int, *, is_chat: bool = False
-    ) -> Prepared:
-        return await self._engine.prepare(prompt, params, is_chat=is_chat, request_id=name, priority=priority)
+        self, asked: _Asked, head: Head, prompts: Sequence[Any], *, is_chat: bool = False
+    ) -> Run | BeamRun:
+        """Check and tokenize prompts. Raises `RequestError` naming the first that is wrong."""
+        requests: list[Prepared] = []
+        searches: list[BeamRequest] = []
+        for place, prompt in enumerate(prompts):
+            names: dict[str, Any] = {
+                "request_id": f"{head.id}-{place}",
+                "priority": asked.priority,
+                "is_chat": is_chat,
+            }
+            try:
+                if asked.beams is None:
+                    requests.append(await self._engine.prepare(prompt, asked.params, **names))
+                else:
+                    searches.append(await self._engine.prepare_beams(prompt, asked.beams, **names))
+            except RequestError as error:
+                where = f"prompt[{place}]: " if len(prompts) > 1 else ""
+                raise RequestError(f"{where}{error}", param=error.param) from error
+            await asyncio.sleep(0)  # many short prompts must not hold up everybody's streams
+        return Run(self._engine, requests) if asked.beams is None else BeamRun(self._engine, searches)
 
 
 def _check_body(model: type[B], fields: Mapping[str, Any]) -> B:

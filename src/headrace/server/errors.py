@@ -27,7 +27,7 @@ TYPES = {
 }
 """`type` by status; `invalid_request_error` for every other."""
 
-PARAMS = {"prompt_token_ids": "prompt"}
+PARAMS = {"prompt_token_ids": "prompt", "beam_width": "n"}
 """What the engine calls a field → what it is called in a request."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -19,6 +18,9 @@ from headrace.server.compute import ComputeRoutes, Job
 from headrace.server.errors import ApiError, api_error, failure_of
 from headrace.server.fields import ignored_header
 from headrace.server.formats import DONE, error_event
+from headrace.server.options import ServerSection
+from headrace.server.request_log import log_request
+from headrace.server.runs import Run
 
 __all__ = ["Exchange"]
 
@@ -39,18 +41,19 @@ class Exchange(Response):
     that says what is wrong.
     """
 
-    def __init__(self, service: ComputeRoutes, url: str, max_body_bytes: int) -> None:
+    def __init__(self, compute: ComputeRoutes, url: str, options: ServerSection) -> None:
         self.background = None
-        self._service = service
+        self._compute = compute
         self._url = url
-        self._limit = max_body_bytes
+        self._options = options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run it."""
-        self._service.check_there()
-        data = await read_json(scope, receive, self._limit)
+        self._compute.check_there()
+        body = await read_json(scope, receive, self._options.max_body_bytes)
+        data = self._compute.with_trace(body, scope["headers"])
         async with _Watch(receive) as client:
-            job = await self._service.begin(self._url, data)
+            job = await self._compute.begin(self._url, data)
             client.on_gone(job.run.abort)
             try:
                 if not client.gone:
@@ -58,15 +61,18 @@ class Exchange(Response):
                     await self._answer(job, client, send)
             finally:
                 job.run.abort()
+                if self._options.log_requests:
+                    log_request(job, scope.get("state", {}).get("request_id"), client.gone)
 
     async def _answer(self, job: Job, client: _Watch, send: Send) -> None:
         headers = ignored_header(job.head.id, job.unknown)
         try:
             if job.stream:
-                await _send_stream(job, headers, send)
+                assert isinstance(job.run, Run), "a beam search is never streamed"
+                await _send_stream(job, job.run, headers, send)
             else:
                 answer = job.format.whole(await job.run.finish())
-                await _send_whole(send, 200, msgspec.json.encode(answer), headers)
+                await _send_whole(msgspec.json.encode(answer), headers, send)
         except ApiError:
             if not client.gone:
                 raise
@@ -99,24 +105,22 @@ class _Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
 
 
-async def _send_whole(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+async def _send_whole(body: bytes, headers: Mapping[str, str], send: Send) -> None:
     """Send an answer in one piece."""
     told = {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
-    await send({"type": "http.response.start", "status": status, "headers": _raw(told)})
+    await send({"type": "http.response.start", "status": 200, "headers": _raw(told)})
     await send({"type": "http.response.body", "body": body})
 
 
-async def _send_stream(job: Job, headers: Mapping[str, str], send: Send) -> None:
+async def _send_stream(job: Job, run: Run, headers: Mapping[str, str], send: Send) -> None:
     """Send a stream; it begins with the first token, so that what fails before has a status of its own."""
-    updates = await job.run.take()
+    updates = await run.take()
     _raise_failure(updates)
     await send({"type": "http.response.start", "status": 200, "headers": _raw({**STREAM_HEADERS, **headers})})
     try:
-        await _send_updates(job, updates, send)
+        await _send_updates(job, run, updates, send)
         last = job.format.end()
     except ApiError as error:
         last = error_event(error)
@@ -128,18 +132,18 @@ async def _send_stream(job: Job, headers: Mapping[str, str], send: Send) -> None
     await send({"type": "http.response.body", "body": last + DONE})
 
 
-async def _send_updates(job: Job, updates: list[tuple[int, RequestUpdate]], send: Send) -> None:
+async def _send_updates(job: Job, run: Run, updates: list[tuple[int, RequestUpdate]], send: Send) -> None:
     while True:
         events: list[bytes] = []
         try:
-            for place, update in updates:
+            for place, update in job.intervals.take(updates):
                 job.format.write(place, update, events)
         finally:
             if events:
                 await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
-        if job.run.is_over:
+        if run.is_over:
             return
-        updates = await job.run.take()
+        updates = await run.take()
 
 
 def _raise_failure(updates: list[tuple[int, RequestUpdate]]) -> None:

@@ -44,6 +44,10 @@ class KnownFields:
         self._own = frozenset(body.model_fields)
         self._sampling = frozenset(sampling) - self._own
 
+    def takes(self, name: str) -> bool:
+        """Whether a field is the route's or the sampler's."""
+        return name in self._own or name in self._sampling
+
     def sort(self, data: Mapping[str, Any]) -> Fields:
         """Sort a request's fields."""
         fields = Fields({}, {}, [])

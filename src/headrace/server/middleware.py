@@ -1,4 +1,7 @@
-"""What every request passes: the key, and the request's own name. Plain ASGI, for streams pass it chunk by chunk."""
+"""What every request passes: a proxy's path, the key, its own name.
+
+All of it is plain ASGI: streams pass it chunk by chunk.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headrace.server.errors import ApiError
 from headrace.server.handlers import error_response
 
-__all__ = ["FREE", "ApiKeys", "RequestIds"]
+__all__ = ["FREE", "ApiKeys", "RequestIds", "RootPath"]
 
 FREE = frozenset({"/health", "/ready", "/ping", "/metrics", "/version"})
 """Paths that no key is asked for: whoever looks after the server asks them."""
@@ -76,3 +79,16 @@ class RequestIds:
             await send(message)
 
         await self._app(scope, receive, send_named)
+
+
+class RootPath:
+    """Tells the routes below which path a proxy serves them; whether it strips that from requests does not matter."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        scope["root_path"] = self._root_path
+        await self._app(scope, receive, send)

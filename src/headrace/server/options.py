@@ -38,12 +38,15 @@ class ServerSection(Section):
     chat_template: str | None = option(
         None, "Replaces the model's chat template: a file, or the template itself."
     )
+    stream_interval: int = option(1, "Tokens of an answer in a chunk of a stream.", ge=1, le=1000)
     response_role: str = option("assistant", "Role of answers in chats.")
     max_body_bytes: int = option(32 * 2**20, "Largest body of a request.", ge=1024)
     max_prompts: int = option(1024, "Most prompts in one request.", ge=1)
     max_choices: int = option(128, "Most answers (prompts times n) in one request.", ge=1)
     metrics_prefix: str = option(
-        "headrace", "First word of the names on /metrics; `vllm` fits dashboards made for vLLM."
+        "headrace",
+        "First word of the names on /metrics; `vllm` fits dashboards made for vLLM.",
+        pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$",
     )
     log_format: Literal["rich", "json"] = option("rich", "How log lines look.")
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "What is logged.")

@@ -88,6 +88,9 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
+MAX_INTERVAL = 1000
+
+
 class StreamOptions(_Strict):
     """What a stream carries besides text."""
 
@@ -130,11 +133,18 @@ class Body(_Strict):
     """A name of /v1/models; empty or absent: the model there is."""
     stream: bool = False
     stream_options: StreamOptions | None = None
+    stream_interval: int | None = Field(None, ge=1, le=MAX_INTERVAL)
+    """Tokens of an answer in a chunk of the stream; the server has a default."""
     user: str | None = None
     """Who asks, in the caller's words; it has no effect."""
     priority: int = Field(0, ge=-INT64, lt=INT64)
     """Lower is served first, where the server schedules by priority."""
     response_format: ResponseFormat | None = None
+    """The form of the answer: `text`, a JSON object, or JSON that fits a schema."""
+    use_beam_search: bool = False
+    """Look for the `n` likeliest answers instead of drawing some."""
+    length_penalty: float = Field(1.0, ge=-10.0, le=10.0)
+    """Of a beam search: answers are ordered by the sum of their log-probabilities / tokens ** length_penalty."""
     return_token_ids: bool = False
     """Answers carry `token_ids`, and the prompt's as `prompt_token_ids`."""
     return_tokens_as_token_ids: bool = False
@@ -153,8 +163,6 @@ class CompletionBody(Body):
     """Candidates a token, the chosen one besides."""
     best_of: int | None = None
     """Not available, unless it equals `n`, where it means nothing."""
-    use_beam_search: bool = False
-    """Not available."""
 
 
 class FunctionSpec(_Strict):

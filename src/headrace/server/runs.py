@@ -20,11 +20,18 @@ class Run:
         self._requests = requests
         self._positions = {request.front.request_id: place for place, request in enumerate(requests)}
         self._stream: RequestStream | None = None
+        self.outputs: dict[int, RequestOutput] = {}
+        """What came so far, by the number of the prompt."""
 
     def submit(self) -> None:
         """Hand all to the engine. Raises what the engine refuses with; `abort` must follow either way."""
         for request in self._requests:
             self._stream = self._engine.submit(request, self._stream)
+
+    @property
+    def num_prompts(self) -> int:
+        """Engine requests."""
+        return len(self._requests)
 
     @property
     def is_over(self) -> bool:
@@ -37,20 +44,21 @@ class Run:
         Raises `EngineError` where the engine is gone.
         """
         assert self._stream is not None
-        updates = await self._stream.take()
-        return [(self._positions[update.output.request_id], update) for update in updates]
+        updates = [
+            (self._positions[update.output.request_id], update) for update in await self._stream.take()
+        ]
+        self.outputs.update((place, update.output) for place, update in updates)
+        return updates
 
     async def finish(self) -> list[RequestOutput]:
         """Wait for the end, and return what came out, by prompt. Raises `ApiError` for an answer that failed."""
-        outputs: dict[int, RequestOutput] = {}
         while not self.is_over:
-            for place, update in await self.take():
-                outputs[place] = update.output
+            for _, update in await self.take():
                 for delta in update.deltas:
                     failure = failure_of(delta)
                     if failure is not None:
                         raise failure
-        return [outputs[place] for place in range(len(self._requests))]
+        return [self.outputs[place] for place in range(len(self._requests))]
 
     def abort(self) -> None:
         """End what is not finished."""

@@ -36,6 +36,11 @@ class TokenWriter:
         self._tokenizer = tokenizer
         self._as_ids = as_ids or tokenizer is None
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the tokenizer's special tokens."""
+        return frozenset() if self._tokenizer is None else self._tokenizer.special_ids
+
     def data(self, token_id: int) -> bytes:
         """Return a token's bytes; none for an id that the tokenizer does not know."""
         known = self._tokenizer is not None and 0 <= token_id < self._tokenizer.vocab_size
@@ -55,15 +60,21 @@ class TokenWriter:
         """Return the text of a prompt that was given as ids."""
         return b"".join(map(self.data, token_ids)).decode("utf-8", "replace")
 
-    def chat(self, entries: list[Candidates], num_top: int) -> ChatLogprobs:
-        """Return a chat's log-probabilities, with the `num_top` likeliest tokens at each position."""
+    def chat(
+        self, entries: list[Candidates], num_top: int, also: Collection[int] = frozenset()
+    ) -> ChatLogprobs:
+        """Return a chat's log-probabilities, with the `num_top` likeliest tokens at each position.
+
+        also: ids that are told besides.
+        """
         content = []
         for candidates in entries:
             token_id, own = next(iter(candidates.items()))
-            ranked = sorted(candidates.items(), key=lambda item: item[1].rank)[:num_top]
+            ranked = sorted(candidates.items(), key=lambda item: item[1].rank)
             top = [
                 TokenAlternative(token=self.text(i), logprob=_finite(c.logprob), bytes=list(self.data(i)))
                 for i, c in ranked
+                if c.rank <= num_top or i in also
             ]
             content.append(
                 ChatToken(
@@ -83,11 +94,16 @@ class CompletionTokens:
     up no place.
 
     hidden: ids that the answer's text does not show.
+    spaced: ids that have a space between them where one follows another.
     """
 
-    def __init__(self, writer: TokenWriter, hidden: Collection[int]) -> None:
+    def __init__(
+        self, writer: TokenWriter, hidden: Collection[int], spaced: Collection[int] = frozenset()
+    ) -> None:
         self._writer = writer
         self._hidden = hidden
+        self._spaced = spaced
+        self._is_behind_spaced = False
         self._decoder = _utf8_decoder("replace")
         self._num_characters = 0
 
@@ -114,6 +130,9 @@ class CompletionTokens:
         """Return those of the next tokens of the answer."""
         offsets = []
         for token_id in token_ids:
+            if token_id not in self._hidden:
+                self._num_characters += self._is_behind_spaced and token_id in self._spaced
+                self._is_behind_spaced = token_id in self._spaced
             offsets.append(self._num_characters)
             if token_id not in self._hidden:
                 self._num_characters += len(self._decoder.decode(self._writer.data(token_id)))

@@ -34,6 +34,8 @@ ARGUMENTS = {
     "layer_norm": 4,
     "gelu": 1,
     "gelu_mul": 1,
+    "add": 2,
+    "scale": 2,
     "draw": 7,
     "score": 3,
 }
@@ -112,6 +114,14 @@ class OpSetSuite:
         """With the error function, to its ends."""
         self._compare("gelu", self._activation_inputs, self.widths)
 
+    def test_add(self) -> None:
+        """Sums, element by element."""
+        self._compare("add", self._pair_inputs, self.widths)
+
+    def test_scale(self) -> None:
+        """Multiples, element by element."""
+        self._compare("scale", self._scale_inputs, self.widths)
+
     def test_silu_mul(self) -> None:
         """Gated activation."""
         self._compare("silu_mul", self._gate_inputs, self.widths)
@@ -179,6 +189,8 @@ class OpSetSuite:
             "silu_mul": self._gate_inputs,
             "layer_norm": self._layer_norm_inputs,
             "gelu": self._activation_inputs,
+            "add": self._pair_inputs,
+            "scale": self._scale_inputs,
             "gelu_mul": self._gate_inputs,
         }
         claims = [op for name in inputs if (op := ops.get(name)) is not None and op.row_invariant]
@@ -289,6 +301,13 @@ class OpSetSuite:
     def _part_rotary_inputs(self, dtype: str, rows: int, width: int) -> list[Any]:
         *inputs, _ = self._rotary_inputs(dtype, rows, width)
         return [*inputs, self._rotary_inputs(dtype, rows, width // 2)[-1]]
+
+    def _pair_inputs(self, dtype: str, rows: int, width: int) -> list[Any]:
+        x = self._draw(dtype, rows, width, scale=3.0)
+        return [x, x.flip(0).flip(1)]
+
+    def _scale_inputs(self, dtype: str, rows: int, width: int) -> list[Any]:
+        return [self._draw(dtype, rows, width, scale=3.0), 0.22]
 
     def _gate_inputs(self, dtype: str, rows: int, width: int) -> list[Any]:
         return [self._draw(dtype, rows, 2 * width, scale=3.0)]

@@ -110,6 +110,8 @@ REFERENCE_OPS: Mapping[str, Callable[..., Any]] = {
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
     "rotary": _rotary,
+    "add": lambda x, y: x.double() + y.double(),
+    "scale": lambda x, factor: x.double() * factor,
     "silu_mul": _silu_mul,
     "layer_norm": _layer_norm,
     "gelu": _gelu,

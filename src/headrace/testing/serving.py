@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import http.client
 import json
+import os
 import re
 import socket
 import subprocess
@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,8 @@ class Server:
     process: subprocess.Popen[str]
     port: int
     log: Path
-    sockets_before: set[str] = field(default_factory=set)
+    folder: Path
+    """Where its sockets lie."""
 
     def children(self, kind: str) -> list[psutil.Process]:
         """Processes by title: `core`, `api`."""
@@ -148,7 +149,7 @@ class Server:
     def check_gone(self, pids: list[int], seconds: float = 10) -> None:
         """Raise unless processes, sockets and port are gone."""
         self.wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), seconds)
-        assert _sockets() <= self.sockets_before
+        assert not list(self.folder.iterdir())
         with socket.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(("127.0.0.1", self.port))
@@ -161,24 +162,22 @@ class Server:
 @contextlib.contextmanager
 def serving(tmp_path: Path, *flags: str, model: str = "smollm2", wait: bool = True) -> Iterator[Server]:
     """Start a server, and end it with all its children whatever happens."""
-    before, port = _sockets(), free_port()
+    port = free_port()
     log = tmp_path / f"server-{port}.log"
-    with log.open("w") as stderr:
+    # Sockets go to a folder of this server's own, whose path is short: what is left in it is this server's.
+    with log.open("w") as stderr, tempfile.TemporaryDirectory(prefix="hr-") as folder:
         process = subprocess.Popen(
             [sys.executable, "-m", "headrace", "serve", model, "--port", str(port), *flags],
             stderr=stderr,
             text=True,
+            env={**os.environ, "TMPDIR": folder},
         )
-    server = Server(process, port, log, before)
-    try:
-        if wait:
-            server.wait_until(lambda: server.is_ready() or process.poll() is not None, 60)
-            assert process.poll() is None, log.read_text()
-        yield server
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _sockets() -> set[str]:
-    return set(glob.glob(f"{tempfile.gettempdir()}/headrace-*"))
+        server = Server(process, port, log, Path(folder))
+        try:
+            if wait:
+                server.wait_until(lambda: server.is_ready() or process.poll() is not None, 60)
+                assert process.poll() is None, log.read_text()
+            yield server
+        finally:
+            process.kill()
+            process.wait()

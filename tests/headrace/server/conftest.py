@@ -7,7 +7,7 @@ import contextlib
 import http.client
 import json
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,20 +137,14 @@ async def port_of(server: uvicorn.Server) -> int:
 
 
 @contextlib.contextmanager
-def http_server(options: dict[str, Any], **engine_options: Any) -> Iterator[Http]:
+def serving(options: dict[str, Any], model: str = "smollm2", **engine_options: Any) -> Iterator[Http]:
     """Start an engine and a server on a thread of their own."""
     ready: list[Http] = []
     told, stop = threading.Event(), asyncio.Event()
 
     async def main() -> None:
         try:
-            engine = await AsyncLLM.start(
-                "smollm2",
-                engine_process=False,
-                show_report=False,
-                max_model_len=MODEL_LEN,
-                **engine_options,
-            )
+            engine = await AsyncLLM.start(model, engine_process=False, show_report=False, **engine_options)
             async with engine:
                 server = serve(engine, options)
                 task = asyncio.create_task(server.serve())
@@ -178,5 +172,12 @@ def http_server(options: dict[str, Any], **engine_options: Any) -> Iterator[Http
 @pytest.fixture(scope="session")
 def server() -> Iterator[Http]:
     """The server that most tests ask; mark them with `weights`."""
-    with http_server({"max_prompts": 16, "max_choices": 24, "max_body_bytes": 12_000_000}) as http:
+    limits = {"max_prompts": 16, "max_choices": 24, "max_body_bytes": 12_000_000}
+    with serving(limits, max_model_len=MODEL_LEN) as http:
         yield http
+
+
+@pytest.fixture(scope="session")
+def http_server() -> Callable[..., contextlib.AbstractContextManager[Http]]:
+    """Starts other servers: `http_server(server_options, model, **engine_options)`."""
+    return serving

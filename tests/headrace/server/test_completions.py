@@ -237,6 +237,27 @@ def test_a_prompt_may_fill_the_context_but_one(server: Any) -> None:
     server.check_alive()
 
 
+def test_a_long_prompt_may_lose_its_beginning(server: Any) -> None:
+    limit = server.engine.front.max_model_len
+    ids = list(range(1000, 1000 + 2 * limit))
+    for asked, kept in ((-1, limit - 1), (5, 5), (limit, limit - 1), (10 * limit, limit - 1)):
+        body = {"max_tokens": 2, "truncate_prompt_tokens": asked, "ignore_eos": True}
+        answer = server.complete(ids, return_token_ids=True, **body).json
+        [choice] = answer["choices"]
+        assert choice["prompt_token_ids"] == ids[-kept:]
+        assert answer["usage"]["prompt_tokens"] == kept
+        assert answer["usage"]["completion_tokens"] == min(2, limit - kept)
+    assert (
+        server.complete(ids[:5], truncate_prompt_tokens=9, max_tokens=1).json["usage"]["prompt_tokens"] == 5
+    )
+    text = server.complete("one two three", truncate_prompt_tokens=2, max_tokens=1, echo=True).json
+    assert text["choices"][0]["text"].startswith(" two three")
+    scored = server.complete(ids, truncate_prompt_tokens=-1, max_tokens=0, echo=True).json
+    assert scored["usage"]["prompt_tokens"] == limit
+    chat = server.chat("word " * limit, truncate_prompt_tokens=20, max_tokens=1).json
+    assert chat["usage"]["prompt_tokens"] == 20
+
+
 def test_cached_tokens_are_told(server: Any) -> None:
     prompt = list(range(500, 564))
     for cached in (0, 48):

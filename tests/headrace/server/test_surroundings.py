@@ -11,6 +11,7 @@ import openai
 import pytest
 
 import headrace
+from headrace import AsyncLLM, SamplingParams
 from headrace.core.errors import PluginLoadError
 from headrace.server.app import build_app
 from headrace.server.options import ServerSection
@@ -144,6 +145,19 @@ def test_every_route_that_computes_asks_for_a_key(server: Any) -> None:
 
 
 @pytest.mark.weights
+def test_a_proxy_may_serve_it_below_a_path(server: Any) -> None:
+    """One that keeps the path, and one that strips it."""
+    with server.variant(root_path="/llm", api_key=["key"]) as other:
+        for path in ("/llm/v1/models", "/v1/models"):
+            assert other.ask("GET", path).status == 401
+            assert other.ask("GET", path, Authorization="Bearer key").status == 200
+        for path in ("/llm/version", "/version"):
+            assert other.ask("GET", path).status == 200
+        for path in ("/llmversion", "/llm/llm/version"):
+            assert other.ask("GET", path).status in (401, 404)
+
+
+@pytest.mark.weights
 def test_the_name_of_a_request_comes_back(server: Any) -> None:
     for path, body in (
         ("/v1/completions", b'{"prompt":"a","max_tokens":1}'),
@@ -154,6 +168,23 @@ def test_the_name_of_a_request_comes_back(server: Any) -> None:
         assert "x-request-id" not in server.ask("POST", path, body).headers
     assert server.ask("GET", "/version", X_Request_Id="a" * 5000).headers["x-request-id"] == "a" * 128
     assert "x-request-id" not in server.ask("GET", "/version", X_Request_Id="\x07\xff").headers
+
+
+@pytest.mark.weights
+def test_a_line_a_request_holds_no_text(server: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with server.variant(log_requests=True) as other:
+        body = {"prompt": ["secret word", "b"], "max_tokens": 3, "n": 2, "temperature": 1, "ignore_eos": True}
+        answer = other.ask("POST", "/v1/completions", body, X_Request_Id="mine").json
+        other.complete("a", max_tokens=2, stream=True, ignore_eos=True)
+    [line, second] = [r.getMessage() for r in caplog.records if r.name == "headrace.server.request_log"]
+    assert line.startswith(
+        f"{answer['id']} (mine): 2 prompts with 3 tokens (0 cached), 4 answers with 12 tokens (length), "
+    )
+    assert "s in queue" in line
+    assert line.endswith(" s in all")
+    assert "1 prompts with 1 tokens (0 cached), 1 answers with 2 tokens (length)" in second
+    assert "secret" not in caplog.text
 
 
 @pytest.mark.weights
@@ -313,3 +344,20 @@ def test_the_description_holds_bodies_and_answers() -> None:
 def test_the_server_imports_no_torch() -> None:
     code = "import sys, headrace.server.app; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.weights
+def test_a_trace_context_reaches_the_request(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    prepare = AsyncLLM.prepare
+
+    async def noting(self: AsyncLLM, prompt: Any, params: SamplingParams, **rest: Any) -> Any:
+        seen.append(params.options.get("traceparent"))
+        return await prepare(self, prompt, params, **rest)
+
+    monkeypatch.setattr(AsyncLLM, "prepare", noting)
+    context = f"00-{'ab' * 16}-{'cd' * 8}-01"
+    for header in (context, "00-xyz", ""):
+        answer = server.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1}, traceparent=header)
+        assert answer.status == 200
+    assert seen == [context, None, None]

@@ -1,0 +1,138 @@
+"""Which tokens a request may go on with: masks behind its last confirmed token, and behind each of its drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace.core.errors import HeadraceError, RequestError
+from headrace.core.interfaces import Grammar, GrammarMatcher
+from headrace.plugins.structured.cache import backend_failed
+
+__all__ = ["Constrained", "Mask", "MaskMaker", "Masks", "Turn"]
+
+MASKS_KEPT = 256
+"""Of the latest; most take a few kB, the largest 200 kB in a vocabulary of 50,000."""
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Which tokens may come next, told by the fewer: those that may, or those that may not.
+
+    Nearly all masks allow next to nothing (between strings) or nearly everything (inside one), so a few ids are
+    quicker to put on logits than a flag a token.
+    """
+
+    ids: NDArray[np.int64]
+    allows: bool
+    """True: `ids` may come, and nothing else. False: all may come but `ids`."""
+
+    @classmethod
+    def of(cls, packed: bytes, vocab_size: int) -> Mask:
+        """Read bits as `GrammarMatcher.fill_mask` sets them."""
+        words = np.frombuffer(packed, np.int32)
+        allows = bool(np.count_nonzero(words) <= np.count_nonzero(~words))
+        chosen = words if allows else ~words
+        places = np.flatnonzero(chosen)
+        bits = np.unpackbits(chosen[places].view(np.uint8), bitorder="little").reshape(-1, 32)
+        word, bit = np.nonzero(bits)
+        ids = places[word] * 32 + bit
+        return cls(ids[ids < vocab_size], allows)
+
+    def put_on(self, logits: NDArray[np.float32]) -> None:
+        """Forbid by select, in place; logits [V]."""
+        if self.allows:
+            kept = logits[self.ids]
+            logits.fill(-np.inf)
+            logits[self.ids] = kept
+        else:
+            logits[self.ids] = -np.inf
+
+
+Masks = dict[tuple[str, int], Mask]
+"""By request id and position of the token to be drawn."""
+
+
+@dataclass
+class Constrained:
+    """One request under way. Whoever makes its masks owns it until they are made."""
+
+    grammar: Future[Grammar]
+    matcher: GrammarMatcher | None = None
+    num_accepted: int = 0
+    """Tokens of the answer that the matcher took."""
+    error: HeadraceError | None = None
+    """It cannot go on, and why."""
+
+    def accept(self, token_id: int) -> bool:
+        """Take a confirmed token of the answer; True: it was the last.
+
+        Raises `RequestError` where it does not fit.
+        """
+        if self.matcher is None:
+            self.matcher = self.grammar.result().matcher()
+        if not self.matcher.accept(token_id):
+            raise RequestError(
+                f"token {token_id} is not what the request's structured option allows at place {self.num_accepted} "
+                "of the answer; something behind the grammar's mask allowed it"
+            )
+        self.num_accepted += 1
+        return self.matcher.is_ended
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a step needs to know for one request."""
+
+    request_id: str
+    state: Constrained
+    position: int
+    """Of the token behind the last confirmed one."""
+    unseen: Sequence[int]
+    """Confirmed tokens of the answer that the matcher has not seen: after a preemption, all of them."""
+    drafts: Sequence[int] = field(default=())
+
+
+class MaskMaker:
+    """Makes the masks of a step. One thread at a time uses it."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._words = torch.zeros((vocab_size + 31) // 32, dtype=torch.int32)
+        self._packed = self._words.numpy()
+        # Few masks differ: the inside of a string is the same in all answers.
+        self._mask_of = lru_cache(MASKS_KEPT)(partial(Mask.of, vocab_size=vocab_size))
+
+    def make(self, turns: Sequence[Turn]) -> Masks:
+        """Return the masks; what fails is noted on the request's state. Runs beside the forward pass."""
+        masks: Masks = {}
+        for turn in turns:
+            try:
+                self._make(turn, masks)
+            except HeadraceError as error:
+                turn.state.error = error
+            except Exception as error:  # noqa: BLE001 - isolation: a backend's call for a request fails that request
+                turn.state.error = backend_failed(error)
+        return masks
+
+    def _make(self, turn: Turn, masks: Masks) -> None:
+        state = turn.state
+        for token_id in turn.unseen:
+            state.accept(token_id)
+        if state.matcher is None:
+            state.matcher = state.grammar.result().matcher()
+        matcher, taken = state.matcher, 0
+        for place, draft in enumerate((*turn.drafts, None)):
+            if matcher.is_ended:
+                break  # what is drawn behind the end is dropped
+            matcher.fill_mask(self._words)
+            masks[turn.request_id, turn.position + place] = self._mask_of(self._packed.tobytes())
+            if draft is None or not matcher.accept(draft):
+                break  # the mask forbids this draft, so nothing behind it counts
+            taken += 1
+        matcher.rollback(taken)

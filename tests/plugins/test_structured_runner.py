@@ -1,0 +1,252 @@
+"""The worker's half by itself: masks of draft rows, ends, preemption, and failures that stay with their request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.core.errors import RequestError
+from headrace.core.interfaces import BatchRow, Grammar, GrammarMatcher, GrammarSpec, LogitsRow, RunnerBatch
+from headrace.core.plan import NewRequest, RequestResult, StepResult
+from headrace.core.sampling_params import SamplingParams
+from headrace.core.stash import Stash
+from headrace.plugins.structured.cache import GrammarCache
+from headrace.plugins.structured.masks import Mask
+from headrace.plugins.structured.options import STRUCTURED, Structured
+from headrace.plugins.structured.runner import GrammarListener
+
+V = 40
+PROMPT = [30, 31, 32]
+
+
+@dataclass
+class Counting:
+    """Allows token i as the i-th one, and ends behind the last of `length`. Token 39 breaks it, 38 ends it."""
+
+    length: int
+    taken: list[int] = field(default_factory=list)
+
+    def fill_mask(self, mask: torch.Tensor) -> None:
+        assert not self.is_ended
+        if self.length == 99:
+            raise RequestError("structured: too large a state")
+        if self.length == 98:
+            raise KeyError("a fault of the backend")
+        mask.zero_()
+        for token in (len(self.taken), 38):
+            mask[token // 32] |= torch.tensor(1 << (token % 32), dtype=torch.int64).to(torch.int32)
+
+    def accept(self, token_id: int) -> bool:
+        if self.is_ended or token_id not in (len(self.taken), 38):
+            return False
+        self.taken.append(token_id)
+        return True
+
+    def rollback(self, count: int) -> None:
+        if count:
+            del self.taken[-count:]
+
+    @property
+    def is_ended(self) -> bool:
+        return len(self.taken) >= self.length or self.taken[-1:] == [38]
+
+
+class Counted:
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def matcher(self) -> GrammarMatcher:
+        return Counting(self._length)
+
+
+class Cache:
+    """Grammars whose text is their length."""
+
+    def get(self, wanted: Structured) -> Future[Grammar]:
+        future: Future[Grammar] = Future()
+        if wanted.spec.text == "bad":
+            future.set_exception(RequestError("structured: bad"))
+        else:
+            future.set_result(Counted(int(wanted.spec.text)))
+        return future
+
+
+class Worker:
+    """Runs steps as the runner does, for requests whose answers are told."""
+
+    def __init__(self) -> None:
+        self.listener = GrammarListener(cast(GrammarCache, Cache()), V)
+        self.stash: dict[str, Stash] = {}
+
+    def add(self, name: str, text: str | None, answer: Sequence[int] = ()) -> None:
+        self.stash[name] = Stash()
+        if text is not None:
+            self.stash[name][STRUCTURED] = Structured(GrammarSpec("regex", text), (38,))
+        self.listener.on_add(
+            NewRequest(
+                request_id=name,
+                token_ids=[*PROMPT, *answer],
+                num_prompt_tokens=len(PROMPT),
+                params=SamplingParams(),
+                start=0,
+                count=1,
+                block_ids=[],
+                stash=self.stash[name],
+            )
+        )
+
+    def step(
+        self, *rows: tuple[str, Sequence[int], Sequence[int]], drawn: dict[str, list[int]]
+    ) -> tuple[list[set[int]], StepResult]:
+        """rows: (name, answer so far, drafts). Returns what each row of logits allows, and the result."""
+        batch_rows, logits_rows = [], []
+        for name, answer, drafts in rows:
+            tokens = [*PROMPT, *answer, *drafts]
+            first = len(PROMPT) + len(answer)
+            batch_rows.append(
+                BatchRow(
+                    name,
+                    SamplingParams(),
+                    self.stash[name],
+                    len(PROMPT),
+                    first - 1,
+                    1 + len(drafts),
+                    tokens,
+                    len(drafts),
+                )
+            )
+            logits_rows += [
+                LogitsRow(name, SamplingParams(), self.stash[name], len(PROMPT), p, tokens[:p], first)
+                for p in range(first, len(tokens) + 1)
+            ]
+        batch = cast(RunnerBatch, SimpleNamespace(step=0, stash=Stash(), rows=batch_rows))
+        self.listener.on_batch(batch)
+        logits = torch.zeros(len(logits_rows), V)
+        changed = self.listener.on_logits(logits_rows, logits)
+        assert changed == bool(torch.isinf(logits).any())
+        result = StepResult(
+            step=0, requests={n: RequestResult(tokens=list(t), num_computed=0) for n, t in drawn.items()}
+        )
+        self.listener.on_tokens(batch, result)
+        return [set(torch.isfinite(row).nonzero().flatten().tolist()) for row in logits], result
+
+
+@pytest.fixture
+def worker() -> Worker:
+    return Worker()
+
+
+EVERYTHING = set(range(V))
+
+
+def test_rows_are_masked_and_an_answer_ends_with_its_grammar(worker: Worker) -> None:
+    worker.add("bound", "2")
+    worker.add("free", None)
+    allowed, result = worker.step(("bound", [], []), ("free", [], []), drawn={"bound": [0], "free": [9]})
+    assert allowed == [{0, 38}, EVERYTHING]
+    assert result.requests["bound"].finish_reason is None
+    allowed, result = worker.step(("free", [9], []), ("bound", [0], []), drawn={"bound": [1], "free": [9]})
+    assert allowed == [EVERYTHING, {1, 38}]
+    assert result.requests["bound"].finish_reason == "stop"
+    assert result.requests["free"].finish_reason is None
+
+
+def test_an_end_token_ends_whatever_the_request_ignores(worker: Worker) -> None:
+    worker.add("bound", "9")
+    _, result = worker.step(("bound", [], []), drawn={"bound": [38]})
+    assert (result.requests["bound"].tokens, result.requests["bound"].finish_reason) == ([38], "stop")
+
+
+def test_draft_rows_are_masked_behind_the_drafts_before_them(worker: Worker) -> None:
+    worker.add("bound", "9")
+    worker.step(("bound", [], []), drawn={"bound": [0]})
+    allowed, result = worker.step(("bound", [0], [1, 7, 3]), drawn={"bound": [1, 2]})
+    assert allowed[:2] == [{1, 38}, {2, 38}]
+    assert result.requests["bound"].tokens == [1, 2]
+    allowed, _ = worker.step(("bound", [0, 1, 2], []), drawn={"bound": [3]})
+    assert allowed == [{3, 38}]
+
+
+def test_what_is_drawn_behind_the_end_is_dropped(worker: Worker) -> None:
+    worker.add("bound", "3")
+    worker.step(("bound", [], []), drawn={"bound": [0]})
+    allowed, result = worker.step(("bound", [0], [1, 2, 5]), drawn={"bound": [1, 2, 5, 6]})
+    assert allowed[:2] == [{1, 38}, {2, 38}]
+    assert (result.requests["bound"].tokens, result.requests["bound"].finish_reason) == ([1, 2], "stop")
+    worker.add("other", "9")
+    _, result = worker.step(("other", [], [38, 5]), drawn={"other": [38, 5]})
+    assert (result.requests["other"].tokens, result.requests["other"].finish_reason) == ([38], "stop")
+
+
+def test_a_preempted_request_goes_on_where_it_was(worker: Worker) -> None:
+    worker.add("bound", "9")
+    worker.step(("bound", [], []), drawn={"bound": [0]})
+    worker.listener.on_remove("bound")
+    worker.add("bound", "9", answer=[0, 1, 2])
+    allowed, _ = worker.step(("bound", [0, 1, 2], []), drawn={"bound": [3]})
+    assert allowed == [{3, 38}]
+
+
+def test_tokens_that_others_confirmed_are_caught_up_with(worker: Worker) -> None:
+    worker.add("bound", "9")
+    worker.step(("bound", [], []), drawn={"bound": [0]})
+    allowed, _ = worker.step(("bound", [0, 1, 2, 3], []), drawn={"bound": [4]})
+    assert allowed == [{4, 38}]
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "kind"),
+    [
+        ("99", "too large a state", "request"),
+        ("98", "KeyError: 'a fault of the backend'", "plugin"),
+        ("bad", "structured: bad", "request"),
+    ],
+)
+def test_what_fails_fails_its_request_alone(worker: Worker, text: str, told: str, kind: str) -> None:
+    worker.add("broken", text)
+    worker.add("bound", "9")
+    allowed, result = worker.step(("broken", [], []), ("bound", [], []), drawn={"broken": [0], "bound": [0]})
+    assert allowed == [EVERYTHING, {0, 38}]
+    assert told in (result.requests["broken"].error or "")
+    assert result.requests["broken"].error_kind == kind
+    assert result.requests["bound"].error is None
+
+
+def test_a_token_that_does_not_fit_fails_its_request(worker: Worker) -> None:
+    worker.add("bound", "9")
+    _, result = worker.step(("bound", [], []), drawn={"bound": [5]})
+    assert "token 5 is not what" in (result.requests["bound"].error or "")
+
+
+def test_chunks_of_a_prompt_need_no_masks(worker: Worker) -> None:
+    worker.add("bound", "9")
+    row = BatchRow("bound", SamplingParams(), worker.stash["bound"], 3, 0, 2, PROMPT[:2], 0)
+    batch: Any = SimpleNamespace(step=0, stash=Stash(), rows=[row])
+    worker.listener.on_batch(batch)
+    assert worker.listener.on_logits([], torch.zeros(0, V)) is False
+    worker.listener.on_tokens(
+        batch, StepResult(step=0, requests={"bound": RequestResult(tokens=[], num_computed=2)})
+    )
+    allowed, _ = worker.step(("bound", [], []), drawn={"bound": [0]})
+    assert allowed == [{0, 38}]
+
+
+@pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 1000])
+def test_a_mask_is_its_bits_whichever_way_it_is_told(vocab_size: int) -> None:
+    random = np.random.default_rng(vocab_size)
+    for share in (0.0, 0.01, 0.5, 0.99, 1.0):
+        allowed = random.random(vocab_size) < share
+        allowed[random.integers(vocab_size)] = True
+        padded = np.zeros(-(-vocab_size // 32) * 32, bool)
+        padded[:vocab_size] = allowed
+        logits = random.normal(size=vocab_size).astype(np.float32)
+        expected = np.where(allowed, logits, -np.inf)
+        Mask.of(np.packbits(padded, bitorder="little").tobytes(), vocab_size).put_on(logits)
+        assert np.array_equal(logits, expected)

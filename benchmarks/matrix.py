@@ -41,6 +41,7 @@ FACTORS: Mapping[str, tuple[str, ...]] = {
     "end": ("max_tokens", "end token", "stop string", "stop id", "min_tokens, stop id"),
     "penalties": ("none", "repetition", "presence, frequency"),
     "logit_bias": ("none", "some"),
+    "mask": ("none", "bad words", "expression"),
     "logprobs": ("none", "3"),
     "n": ("1", "2"),
     "prefix": ("new", "cached"),
@@ -82,6 +83,8 @@ class Material:
     stop: list[str]
     stop_ids: list[int]
     bias: dict[int, float]
+    masks: Mapping[str, dict[str, Any]]
+    """Kind → parameters."""
     tokens: int
     engines: Mapping[str, dict[str, Any]]
     """Kind → options."""
@@ -145,6 +148,8 @@ def params(case: Case, number: int, material: Material) -> SamplingParams:
         fields["min_tokens"] = material.tokens // 3
     if case["logit_bias"] != "none":
         fields["logit_bias"] = material.bias
+    if case["mask"] != "none":
+        fields |= material.masks[case["mask"]]
     if case["logprobs"] != "none":
         fields["logprobs"] = int(case["logprobs"])
     return SamplingParams(**fields)
@@ -308,6 +313,10 @@ def smollm2(tokens: int) -> Material:
         stop=[" so", "\n\n\n"],
         stop_ids=ends,
         bias={word: 2.0, comma: -3.0, period: 1.0},
+        masks={
+            "bad words": {"bad_words": [" and", " is"]},
+            "expression": {"structured": {"regex": "([A-Z]?[a-z]+[ ,.\n]{1,2})+"}},
+        },
         tokens=tokens,
         engines={
             "roomy": {**common, "max_num_seqs": 16},

@@ -6,10 +6,10 @@ BIN    := .venv/bin
 SOURCES := $(wildcard core backends models executors plugins src tests tools benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo test check format typecheck fuzz bench-scheduler bench-native kv-waste floor peers compare load-peer abuse serve-overhead soak fuzz-http schemas grammar-overhead clean
+.PHONY: help setup lock demo test check format typecheck fuzz bench-scheduler bench-native bench-speculative matrix kv-waste floor peers compare load-peer abuse serve-overhead soak fuzz-http schemas grammar-overhead clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Make .venv with everything at the pinned versions; does nothing when nothing changed
 	@command -v $(PYTHON) >/dev/null || { echo "no '$(PYTHON)' here: install Python 3.11 or newer, or name one: make setup PYTHON=python3.12"; exit 1; }
@@ -47,6 +47,12 @@ bench-scheduler: setup ## Time the scheduler with a fake executor
 
 bench-native: setup ## Measure the native CPU backend against the floor of this machine
 	$(BIN)/python benchmarks/native.py
+
+bench-speculative: setup ## Time drafts by prompt lookup against none, on work that copies and work that does not
+	$(BIN)/python benchmarks/speculative.py
+
+matrix: setup ## Run 200 requests of features in pairs with drafts and without; writes the table of docs/speculative.md
+	$(BIN)/python benchmarks/matrix.py
 
 kv-waste: setup ## Count what paging wastes of KV memory, and what reserving would
 	$(BIN)/python benchmarks/kv_waste.py

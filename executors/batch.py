@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from headrace.core.plan import Continued, NewRequest
 from headrace.core.sampling_params import SamplingParams
 from headrace.core.stash import Stash
 
-__all__ = ["PersistentBatch", "RowState", "StepInputs"]
+__all__ = ["PersistentBatch", "Places", "RowState", "StepInputs", "attention_batches"]
 
 
 @dataclass
@@ -164,29 +164,54 @@ class PersistentBatch:
         """Gather the tensors of a step; no Python a token."""
         rows = np.array([state.row for state in states], dtype=np.int64)
         start, count = np.array(starts, dtype=np.int64), np.array(counts, dtype=np.int64)
-        query_start = np.zeros(len(states) + 1, dtype=np.int32)
-        np.cumsum(count, out=query_start[1:])
-        # Token n of request r stands at start[r] + n - query_start[r].
-        positions = np.arange(query_start[-1], dtype=np.int64) + np.repeat(start - query_start[:-1], count)
-        token_rows = np.repeat(rows, count)
-        seq_lens = torch.from_numpy((start + count).astype(np.int32))
-        device_positions = torch.from_numpy(positions).to(device)
-        max_seq_len = int((start + count).max())
-        num_blocks = -(-max_seq_len // self._block_size)
-        blocks, offsets = positions // self._block_size, positions % self._block_size
-        groups = [
-            AttentionBatch(
-                query_start=torch.from_numpy(query_start),
-                seq_lens=seq_lens,
-                positions=device_positions,
-                block_table=torch.from_numpy(table[rows, :num_blocks]).to(device),
-                slot_mapping=torch.from_numpy(
-                    table[token_rows, blocks].astype(np.int64) * self._block_size + offsets
-                ).to(device),
-                max_query_len=int(count.max()),
-                max_seq_len=max_seq_len,
-            )
-            for table in self._tables
-        ]
-        ids = torch.from_numpy(self._tokens[token_rows, positions]).to(device)
-        return StepInputs(states, start, count, query_start, ids, device_positions, groups)
+        num_blocks = -(-int((start + count).max()) // self._block_size)
+        tables = [table[rows, :num_blocks] for table in self._tables]
+        places, groups = attention_batches(tables, start, count, self._block_size, device)
+        ids = torch.from_numpy(self._tokens[np.repeat(rows, count), places.positions]).to(device)
+        positions = torch.from_numpy(places.positions).to(device)
+        return StepInputs(states, start, count, places.query_start, ids, positions, groups)
+
+
+class Places(NamedTuple):
+    """Where the tokens of a step stand."""
+
+    positions: NDArray[np.int64]
+    """[N], each in its request."""
+    query_start: NDArray[np.int32]
+    """[R + 1], where a request's tokens begin among the N."""
+
+
+def attention_batches(
+    tables: Sequence[NDArray[np.int32]],
+    starts: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    block_size: int,
+    device: str,
+) -> tuple[Places, list[AttentionBatch]]:
+    """Describe the tokens [start, start + count) of R requests to attention backends; no Python a token.
+
+    tables: a KV group: [R, blocks], as many as the longest request reaches.
+    """
+    query_start = np.zeros(len(starts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=query_start[1:])
+    # Token n of request r stands at start[r] + n - query_start[r].
+    positions = np.arange(query_start[-1], dtype=np.int64) + np.repeat(starts - query_start[:-1], counts)
+    requests = np.repeat(np.arange(len(starts)), counts)
+    seq_lens = torch.from_numpy((starts + counts).astype(np.int32))
+    device_positions = torch.from_numpy(positions).to(device)
+    blocks, offsets = positions // block_size, positions % block_size
+    groups = [
+        AttentionBatch(
+            query_start=torch.from_numpy(query_start),
+            seq_lens=seq_lens,
+            positions=device_positions,
+            block_table=torch.from_numpy(table).to(device),
+            slot_mapping=torch.from_numpy(table[requests, blocks].astype(np.int64) * block_size + offsets).to(
+                device
+            ),
+            max_query_len=int(counts.max()),
+            max_seq_len=int((starts + counts).max()),
+        )
+        for table in tables
+    ]
+    return Places(positions, query_start), groups

@@ -71,6 +71,7 @@ class Builder:
         device: str,
         max_model_len: int,
         block_size: int,
+        layer_prefix: str = "",
     ) -> None:
         self.config = config
         self.weights = weights
@@ -82,6 +83,7 @@ class Builder:
         """Declared attention layers by name."""
         self._ops = ops
         self._block_size = block_size
+        self._layer_prefix = layer_prefix
 
     def op(self, name: str) -> Callable[..., Any]:
         """Return an op of the op set in use."""
@@ -134,6 +136,7 @@ class Builder:
 
     def attention(self, name: str, spec: AttentionSpec, *, scale: float) -> AttentionLayer:
         """Declare an attention layer."""
+        name = self._layer_prefix + name
         if name in self.layers:
             raise CheckpointError(f"the model declares the attention layer {name!r} twice")
         layer = AttentionLayer(

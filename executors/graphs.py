@@ -7,10 +7,12 @@ from typing import Protocol
 
 import torch
 
+from headrace.core.config import EngineConfig
 from headrace.core.interfaces import AttentionBatch, Graph, GraphRecorder, Model, RecordError
 from headrace.executors.context import KVMemory, StepContext
+from headrace.executors.loading import LoadedModel
 
-__all__ = ["EagerForward", "Forward", "RecordedForward", "record_forward"]
+__all__ = ["EagerForward", "Forward", "RecordedForward", "best_forward", "record_forward"]
 
 Hidden = tuple[torch.Tensor, Mapping[int, torch.Tensor]]
 
@@ -60,6 +62,29 @@ class RecordedForward:
         self._memory.step(batches, into=self._context)
         self._graph.replay(count)
         return self._hidden[:count], {}
+
+
+@torch.inference_mode()
+def best_forward(loaded: LoadedModel, memory: KVMemory, config: EngineConfig) -> Forward:
+    """Record the forward pass where that can be done, and note in the report what runs."""
+    try:
+        if config.enforce_eager:
+            raise RecordError("enforce_eager is set")
+        if loaded.recorder is None:
+            raise RecordError(f"attention {loaded.backend.name} and these ops are not recorded")
+        forward = record_forward(
+            loaded.recorder,
+            loaded.model,
+            memory,
+            max_rows=config.scheduler.max_num_batched_tokens,
+            block_size=config.cache.block_size,
+            device=loaded.device,
+        )
+    except RecordError as reason:
+        loaded.report["graph"] = f"no: {reason}"
+        return EagerForward(loaded.model, memory)
+    loaded.report["graph"] = "yes"
+    return forward
 
 
 def record_forward(

@@ -32,7 +32,7 @@ from headrace.models.bridge.definition import BridgeDefinition
 from headrace.models.opening import open_checkpoint, reading_configuration
 from headrace.models.weights import CheckpointWeights
 
-__all__ = ["LoadedModel", "kv_layout", "load_model"]
+__all__ = ["LoadedModel", "kv_layout", "kv_specs", "load_model"]
 
 
 @dataclass
@@ -51,8 +51,11 @@ class LoadedModel:
     """Facts for the start-up report."""
 
 
-def load_model(build: ExecutorBuild, device: str) -> LoadedModel:
-    """Open, check, build and load the model. Raises `CheckpointError` or `ConfigError`."""
+def load_model(build: ExecutorBuild, device: str, layer_prefix: str = "") -> LoadedModel:
+    """Open, check, build and load the model. Raises `CheckpointError` or `ConfigError`.
+
+    layer_prefix: goes before the names of its attention layers; a second model beside another needs one.
+    """
     started = time.perf_counter()
     checkpoint = build.checkpoint or open_checkpoint(build.model_path, build.registry)
     with reading_configuration(checkpoint):
@@ -66,6 +69,7 @@ def load_model(build: ExecutorBuild, device: str) -> LoadedModel:
         device=device,
         max_model_len=build.max_model_len,
         block_size=build.config.cache.block_size,
+        layer_prefix=layer_prefix,
     )
     with torch.inference_mode():
         model = definition.build(builder)
@@ -110,6 +114,20 @@ def _fingerprint(build: ExecutorBuild, backend: AttentionBackend, ops: Ops) -> s
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
 
+def kv_specs(loaded: LoadedModel, block_size: int) -> dict[str, KVCacheSpec]:
+    """Return what a model's attention layers keep, by name."""
+    return {
+        name: KVCacheSpec(
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            dtype=spec.kv_dtype,
+            bytes_per_token=-(-loaded.backend.layout(spec).page_bytes // block_size),
+            window=spec.window,
+        )
+        for name, (_, spec) in loaded.layers.items()
+    }
+
+
 def kv_layout(loaded: LoadedModel, drafting: Mapping[str, KVCacheSpec], block_size: int) -> KVCacheLayout:
     """Lay out the pages of the model's layers, and those of a proposer's (`drafting`) beside them.
 
@@ -120,20 +138,10 @@ def kv_layout(loaded: LoadedModel, drafting: Mapping[str, KVCacheSpec], block_si
         raise ConfigError(
             f"the proposer calls layers as the model does: {sorted(clash)}; they need other names"
         )
-    specs: dict[str, KVCacheSpec] = {}
-    page_bytes: dict[str, int] = {}
-    for name, (_, spec) in loaded.layers.items():
-        page_bytes[name] = loaded.backend.layout(spec).page_bytes
-        specs[name] = KVCacheSpec(
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            dtype=spec.kv_dtype,
-            bytes_per_token=page_bytes[name] // block_size,
-            window=spec.window,
-        )
-    for name, own in drafting.items():
-        specs[name] = own
-        page_bytes[name] = own.bytes_per_token * block_size
+    specs = {**kv_specs(loaded, block_size), **drafting}
+    page_bytes = {name: spec.bytes_per_token * block_size for name, spec in drafting.items()}
+    for name, (_, attention) in loaded.layers.items():
+        page_bytes[name] = loaded.backend.layout(attention).page_bytes
     # Pages serve layers of one shape and one owner.
     storage = {
         name: (name in drafting, spec.num_kv_heads, spec.head_dim, spec.dtype) for name, spec in specs.items()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from headrace.core.errors import ConfigError
-from headrace.core.interfaces import KVCacheLayout, KVCacheSpec, Proposer, RunnerBatch
+from headrace.core.interfaces import KVCacheLayout, KVCacheSpec, Model, Proposer, RunnerBatch
 from headrace.core.interfaces.build import WorkerContext
 from headrace.core.plan import NewRequest, StepResult
 
@@ -56,6 +56,21 @@ class Proposing:
     def active(self) -> bool:
         """Whether somebody drafts."""
         return self._proposer is not None
+
+    def tap(self, model: Model) -> None:
+        """Have the model return the hidden states that the proposer needs.
+
+        Raises `ConfigError` where the model cannot.
+        """
+        taps = frozenset(self._proposer.taps) if self._proposer else frozenset()
+        if not taps:
+            return
+        if not hasattr(model, "taps"):
+            raise ConfigError(
+                f"proposer {self.name!r} needs the hidden states of layers {sorted(taps)}, and "
+                f"{type(model).__name__} gives none but the last; choose another speculative_method"
+            )
+        model.taps = taps
 
     def kv_specs(self) -> Mapping[str, KVCacheSpec]:
         """Layers of its own that need KV."""

@@ -15,7 +15,6 @@ from headrace.core.interfaces import (
     BatchRow,
     KVCacheLayout,
     LogitsRow,
-    RecordError,
     RunnerListener,
 )
 from headrace.core.interfaces.build import ExecutorBuild, WorkerContext
@@ -24,7 +23,7 @@ from headrace.core.plan import Continued, NewRequest, RequestResult, StepPlan, S
 from headrace.core.stash import Stash
 from headrace.executors.batch import PersistentBatch, RowState, StepInputs
 from headrace.executors.context import KVMemory
-from headrace.executors.graphs import EagerForward, Forward, record_forward
+from headrace.executors.graphs import Forward, best_forward
 from headrace.executors.listeners import RunnerListeners
 from headrace.executors.loading import LoadedModel, kv_layout, load_model
 from headrace.executors.proposing import Proposing, build_proposer
@@ -61,6 +60,10 @@ class ModelRunner:
             device=device,
             vocab_size=self._model.vocab_size,
             model_config=self._loaded.config,
+            model_path=build.model_path,
+            max_model_len=build.max_model_len,
+            dtype=build.dtype,
+            model=self._model,
             tokenizer=partial(open_tokenizer, build.model_path, build.registry),
         )
         listeners: list[RunnerListener] = [
@@ -68,6 +71,7 @@ class ModelRunner:
         ]
         self._listeners = RunnerListeners(listeners)
         self._proposing = Proposing(build_proposer(context), self._model.vocab_size)
+        self._proposing.tap(self._model)
         self._sampler = Sampler(
             [(e.name, e.factory, e.plugin) for e in build.registry.entries("logits_processor")],
             listeners,
@@ -99,30 +103,7 @@ class ModelRunner:
         self._proposing.allocate_kv(self.layout, num_blocks)
         memory = KVMemory(self._loaded, self.layout, num_blocks)
         self._own_groups = memory.group_indices
-        self._forward = self._best_forward(memory)
-
-    @torch.inference_mode()
-    def _best_forward(self, memory: KVMemory) -> Forward:
-        """Record the forward pass where that can be done, and note in the report what runs."""
-        config, loaded = self._build.config, self._loaded
-        try:
-            if config.enforce_eager:
-                raise RecordError("enforce_eager is set")
-            if loaded.recorder is None:
-                raise RecordError(f"attention {loaded.backend.name} and these ops are not recorded")
-            forward = record_forward(
-                loaded.recorder,
-                self._model,
-                memory,
-                max_rows=config.scheduler.max_num_batched_tokens,
-                block_size=config.cache.block_size,
-                device=loaded.device,
-            )
-        except RecordError as reason:
-            loaded.report["graph"] = f"no: {reason}"
-            return EagerForward(self._model, memory)
-        loaded.report["graph"] = "yes"
-        return forward
+        self._forward = best_forward(self._loaded, memory, self._build.config)
 
     def reset(self) -> None:
         """Forget every request; model and KV memory stay."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from headrace.core.errors import HeadraceError
     from headrace.core.interfaces.checkpoint import Checkpoint
     from headrace.core.interfaces.kv_cache import KVCacheLayout, KVCacheManager
+    from headrace.core.interfaces.model import Model
     from headrace.core.interfaces.scheduling import Constraint, EngineListener, SchedulingPolicy
     from headrace.core.interfaces.text import Tokenizer
     from headrace.core.plugin.registry import Registry
@@ -158,5 +159,13 @@ class WorkerContext:
     device: str
     vocab_size: int
     model_config: Mapping[str, Any]
+    model_path: Path
+    """The checkpoint, a file or a folder."""
+    max_model_len: int
+    """The longest request there can be; the pool may lower it later."""
+    dtype: str
+    """What the model computes in."""
+    model: Model
+    """The model, built. Its embedding and output projection are for all; its forward pass is the runner's."""
     tokenizer: Callable[[], Tokenizer | None] = _no_tokenizer
     """As in `CoreContext`."""

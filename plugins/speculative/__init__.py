@@ -36,11 +36,33 @@ def _ngram(context: WorkerContext) -> Proposer | None:
     return NgramProposer(section)
 
 
+def _draft_model(context: WorkerContext) -> Proposer | None:
+    section = asked_for(context, "draft_model")
+    if section is None:
+        return None
+
+    from headrace.plugins.speculative.draft_model import DraftModelProposer
+
+    return DraftModelProposer(context, section)
+
+
+def _heads(context: WorkerContext) -> Proposer | None:
+    section = asked_for(context, "heads")
+    if section is None:
+        return None
+
+    from headrace.plugins.speculative.heads import HeadsProposer
+
+    return HeadsProposer(context, section)
+
+
 @hookimpl
 def headrace_register(registrar: Registrar, options: Any) -> None:
     """Register the section, the proposers, and what is counted."""
     registrar.config_section(name, SpeculativeSection)
     registrar.proposer("ngram", _ngram)
+    registrar.proposer("draft_model", _draft_model)
+    registrar.proposer("heads", _heads)
     registrar.engine_listener(name, DraftMetrics)
     for metric in DESCRIBED:
         registrar.metric(metric, partial(DESCRIBED.__getitem__, metric))

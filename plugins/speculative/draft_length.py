@@ -154,6 +154,10 @@ class DraftLengths:
         own = request.acceptance if request is not None else _Acceptance()
         return (own.accepted + _GENERAL_WEIGHT * expected) / (own.tried + _GENERAL_WEIGHT)
 
+    def pays(self, request_id: str, num_requests: int) -> bool:
+        """Whether drafting for a request is worth its time now, as far as is known."""
+        return not self._adaptive or self._worth(self.chance(request_id, 0), self.price(num_requests)) > 0
+
     def choose(self, request_id: str, num_requests: int, sureness: int = 0) -> int:
         """Return how many tokens to draft for a request now, in a step of so many.
 

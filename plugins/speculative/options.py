@@ -19,7 +19,7 @@ class SpeculativeSection(Section):
 
     method: str | None = option(
         None,
-        "Who drafts tokens: ngram, or a plugin's proposer. Default: nobody.",
+        "Who drafts tokens: ngram, draft_model, heads, or a plugin's proposer. Default: nobody.",
         flat="speculative_method",
     )
     num_speculative_tokens: int = option(5, "Most tokens drafted at once for a request.", ge=1, le=64)
@@ -28,9 +28,14 @@ class SpeculativeSection(Section):
     )
     prompt_lookup_max: int = option(4, "ngram: ids that two places need to have in common at best.", ge=1)
     prompt_lookup_min: int = option(2, "ngram: ids that they need to have in common at least.", ge=1)
-    model: str | None = option(None, "draft_model: the model that drafts.", flat="speculative_model")
+    model: str | None = option(
+        None,
+        "draft_model, heads: the model that drafts, or the folder with the heads.",
+        flat="speculative_model",
+    )
     draft_sampling: Literal["same", "greedy"] = option(
-        "same", "draft_model: draw drafts as the model's own tokens are drawn, or take the likeliest."
+        "same",
+        "draft_model, heads: draw drafts as the model's own tokens are drawn, or take the likeliest.",
     )
 
     @model_validator(mode="after")
@@ -45,10 +50,11 @@ class SpeculativeSection(Section):
                 f"prompt_lookup_min ({self.prompt_lookup_min}) must not exceed prompt_lookup_max "
                 f"({self.prompt_lookup_max})"
             )
-        if (self.method == "draft_model") != (self.model is not None):
+        needed = {"draft_model": True, "heads": True, "ngram": False}.get(self.method or "")
+        if needed is not None and needed != (self.model is not None):
             raise ValueError(
-                f"speculative_method is {self.method!r} and speculative_model {self.model!r}: draft_model needs a "
-                "model, and no other method takes one"
+                f"speculative_method is {self.method!r} and speculative_model {self.model!r}: draft_model and heads "
+                "need a model, ngram takes none"
             )
         return self
 

@@ -23,6 +23,7 @@ PAGES = (
     "docs/sampling.md",
     "docs/scheduling.md",
     "docs/serving.md",
+    "docs/speculative.md",
     "docs/structured.md",
 )
 """Pages whose Python blocks are run, as one script each; a block that begins with `# NAME.py` is that file."""

@@ -66,7 +66,7 @@ def test_flags(capsys: pytest.CaptureFixture[str]) -> None:
         ({"num_speculative_tokens": 3}, ["num_speculative_tokens without a method"]),
         ({"method": "ngram", "num_speculative_tokens": 0}, ["from 1 to 64, got 0"]),
         ({"method": "ngram", "prompt_lookup_min": 5}, ["prompt_lookup_min (5)", "prompt_lookup_max (4)"]),
-        ({"method": "ngram", "model": "smollm2"}, ["'ngram'", "'smollm2'", "draft_model needs a model"]),
+        ({"method": "ngram", "model": "smollm2"}, ["'ngram'", "'smollm2'", "ngram takes none"]),
         ({"method": "ngram", "numspeculative_tokens": 3}, ["did you mean 'num_speculative_tokens'"]),
     ],
     ids=str,

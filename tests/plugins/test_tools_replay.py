@@ -1,0 +1,182 @@
+"""Scripted outputs, cut wherever they can be cut, give the calls, the content and the thinking that they hold."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.core.interfaces import (
+    CallArguments,
+    CallStart,
+    Content,
+    ParserContext,
+    Reasoning,
+    ReasoningParser,
+    ToolParser,
+)
+from headrace.core.plugin.registry import Registrar, Registry
+from headrace.plugins import reasoning, tools
+
+DATA = Path(__file__).parents[1] / "data" / "tool_outputs.json"
+OUTPUTS: list[dict[str, Any]] = json.loads(DATA.read_text())
+NAMES = ("look_up", "add", "now", "maps.route")
+
+
+class Letters:
+    """A tokenizer whose ids are code points."""
+
+    vocab_size = 0x110000
+    bos_token_id = None
+    eos_token_ids = ()
+    special_ids: frozenset[int] = frozenset()
+
+    def encode(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
+        return [ord(c) for c in text]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return chr(token_id).encode()
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    found = Registry()
+    for plugin in (tools, reasoning):
+        plugin.headrace_register(Registrar(found, plugin.name), None)
+    return found
+
+
+def parser_of(registry: Registry, output: dict[str, Any]) -> ToolParser | ReasoningParser:
+    kind = "reasoning_parser" if "reasoning" in output else "tool_parser"
+    context = ParserContext(Letters(), output.get("prompt", ""), {name: {} for name in NAMES})
+    parser: ToolParser | ReasoningParser = registry.get(kind, output["parser"]).factory(context)
+    return parser
+
+
+def merged(parser: ToolParser | ReasoningParser, pieces: Iterable[str]) -> dict[str, Any]:
+    """Join a parser's events as a client joins deltas."""
+    content, thought = "", ""
+    calls: list[list[str]] = []
+    events = [event for piece in pieces for event in parser.push(piece)]
+    for event in [*events, *parser.finish()]:
+        match event:
+            case Content(text):
+                content += text
+            case Reasoning(text):
+                thought += text
+            case CallStart(name):
+                calls.append([name, ""])
+            case CallArguments(text):
+                calls[-1][1] += text
+    return {"content": content, "reasoning": thought, "calls": calls}
+
+
+def check(got: dict[str, Any], output: dict[str, Any]) -> None:
+    assert got["content"] == output["content"]
+    assert got["reasoning"] == output.get("reasoning", "")
+    assert [[name, json.loads(text)] for name, text in got["calls"]] == output["calls"]
+
+
+def test_the_corpus_is_large_enough() -> None:
+    assert len(OUTPUTS) >= 110
+    for parser in ("hermes", "llama3_json", "pythonic"):
+        mine = [output for output in OUTPUTS if output["parser"] == parser]
+        assert len(mine) >= 25
+        assert any(not output["calls"] for output in mine)
+        assert any(len(output["calls"]) > 1 for output in mine)
+
+
+@pytest.mark.parametrize("output", OUTPUTS, ids=[f"{one['parser']}: {one['name']}" for one in OUTPUTS])
+def test_every_cut_gives_the_same(registry: Registry, output: dict[str, Any]) -> None:
+    text = output["text"]
+
+    def parsed(pieces: Sequence[str]) -> dict[str, Any]:
+        return merged(parser_of(registry, output), pieces)
+
+    whole = parsed([text])
+    check(whole, output)
+    for at in range(len(text) + 1):
+        assert parsed([text[:at], text[at:]]) == whole, (text[:at], text[at:])
+    assert parsed(list(text)) == whole
+    draw = random.Random(text)
+    for _ in range(20):
+        cuts = sorted(draw.choices(range(len(text) + 1), k=draw.randint(2, 6)))
+        pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        assert parsed(pieces) == whole, pieces
+
+
+@pytest.mark.parametrize("parser", ["hermes", "llama3_json", "pythonic"])
+def test_no_text_is_lost_however_it_is_malformed(registry: Registry, parser: str) -> None:
+    """Outputs with a character taken out, put in or changed: what is no call comes back as it was."""
+    draw = random.Random(parser)
+    tried = with_calls = 0
+    for output in OUTPUTS:
+        if output["parser"] != parser:
+            continue
+        for _ in range(60):
+            text = output["text"]
+            at = draw.randrange(len(text) + 1)
+            text = text[:at] + draw.choice(["", *'{}[]()"\\\n;<, ']) + text[at + draw.randint(0, 1) :]
+            got = merged(parser_of(registry, output), [text])
+            assert got == merged(parser_of(registry, output), list(text)), text
+            tried += 1
+            with_calls += bool(got["calls"])
+            if not got["calls"]:
+                assert got["content"] == text
+            for name, arguments in got["calls"]:
+                assert name in NAMES
+                assert isinstance(json.loads(arguments), dict)
+    assert tried > 1000
+    assert with_calls > 100
+
+
+def test_content_comes_as_soon_as_it_is_certain(registry: Registry) -> None:
+    """A stream is not held back by text that cannot become a call."""
+    for parser, text in (
+        ("hermes", "a < b <tool> {"),
+        ("llama3_json", 'Hm. {"city": 1}\n{"city": '),
+        ("pythonic", "[1, 2"),
+    ):
+        machine = registry.get("tool_parser", parser).factory(ParserContext(Letters(), "", {"f": {}}))
+        shown = ""
+        for character in text:
+            shown += "".join(e.text for e in machine.push(character) if isinstance(e, Content))
+        assert shown == text, parser
+
+
+def test_a_call_is_told_before_the_answer_ends(registry: Registry) -> None:
+    machine = registry.get("tool_parser", "hermes").factory(ParserContext(Letters(), "", {"f": {}}))
+    events = machine.push('<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>')
+    assert events == [CallStart("f"), CallArguments('{"a": 1}')]
+    assert not machine.finish()
+
+
+def test_long_arguments_take_linear_time(registry: Registry) -> None:
+    """Told by steps, not by a clock: a megabyte comes in small pieces and still ends within the test's patience."""
+    machine = registry.get("tool_parser", "hermes").factory(ParserContext(Letters(), "", {"f": {}}))
+    body = "{[" * 50_000
+    text = '<tool_call>{"name": "f", "arguments": {"a": ' + json.dumps(body) + "}}</tool_call>"
+    got = merged(machine, (text[at : at + 4] for at in range(0, len(text), 4)))
+    assert json.loads(got["calls"][0][1]) == {"a": body}
+
+
+def test_the_ids_that_end_thinking(registry: Registry) -> None:
+    def ids(name: str, prompt: str) -> tuple[int, ...]:
+        parser: ReasoningParser = registry.get("reasoning_parser", name).factory(
+            ParserContext(Letters(), prompt)
+        )
+        assert isinstance(parser, ReasoningParser)
+        return parser.end_ids
+
+    for name in ("think", "qwen3", "deepseek_r1"):
+        assert bytes(ids(name, "<|im_start|>assistant\n")).decode() == "</think>"
+        assert ids(name, "<|im_start|>assistant\n<think>\n\n</think>\n\n") == ()
+
+
+def test_parsers_keep_their_contract(registry: Registry) -> None:
+    for name in registry.names("tool_parser"):
+        assert isinstance(registry.get("tool_parser", name).factory(ParserContext(Letters(), "")), ToolParser)

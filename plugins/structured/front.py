@@ -39,8 +39,8 @@ class StructuredInput:
             )
         if item.params.max_tokens == 0:
             raise RequestError("structured: with max_tokens 0 there is no answer", param="structured")
-        spec = spec_of(StructuredOption.model_validate(given))
-        item.stash[STRUCTURED] = Structured(spec, tuple(self._end_ids))
+        option = StructuredOption.model_validate(given)
+        item.stash[STRUCTURED] = Structured(spec_of(option), tuple(self._end_ids), tuple(option.after_ids))
 
 
 def spec_of(option: StructuredOption) -> GrammarSpec:

@@ -64,17 +64,35 @@ class Constrained:
     """One request under way. Whoever makes its masks owns it until they are made."""
 
     grammar: Future[Grammar]
+    after_ids: tuple[int, ...] = ()
+    """The grammar begins behind them; what comes before is free."""
     matcher: GrammarMatcher | None = None
     num_accepted: int = 0
-    """Tokens of the answer that the matcher took."""
+    """Tokens of the answer that were taken, free ones and those that the matcher took."""
     error: HeadraceError | None = None
     """It cannot go on, and why."""
+    _latest: tuple[int, ...] = ()
+    """The last free tokens, as many as `after_ids`; once these are equal, no token is free."""
+
+    def num_free(self, drafts: Sequence[int]) -> int:
+        """Return how many of the next tokens are free, of those at the drafts' places and the one behind them."""
+        known = list(self._latest)
+        for place, draft in enumerate((*drafts, None)):
+            if tuple(known[-len(self.after_ids) :]) == self.after_ids:
+                return place
+            if draft is not None:
+                known.append(draft)
+        return len(drafts) + 1
 
     def accept(self, token_id: int) -> bool:
         """Take a confirmed token of the answer; True: it was the last.
 
         Raises `RequestError` where it does not fit.
         """
+        if self.num_free(()):
+            self._latest = (*self._latest, token_id)[-len(self.after_ids) :]
+            self.num_accepted += 1
+            return False
         if self.matcher is None:
             self.matcher = self.grammar.result().matcher()
         if not self.matcher.accept(token_id):
@@ -124,10 +142,13 @@ class MaskMaker:
         state = turn.state
         for token_id in turn.unseen:
             state.accept(token_id)
+        free = state.num_free(turn.drafts)
+        if free > len(turn.drafts):
+            return
         if state.matcher is None:
             state.matcher = state.grammar.result().matcher()
         matcher, taken = state.matcher, 0
-        for place, draft in enumerate((*turn.drafts, None)):
+        for place, draft in enumerate((*turn.drafts[free:], None), free):
             if matcher.is_ended:
                 break  # what is drawn behind the end is dropped
             matcher.fill_mask(self._words)

@@ -22,6 +22,8 @@ __all__ = [
 
 DEFAULT_WHITESPACE = 1
 MAX_WHITESPACE = 64
+MAX_AFTER = 64
+"""Most ids of `after_ids`."""
 
 FORMS = ("json", "json_object", "regex", "choice", "grammar")
 
@@ -43,6 +45,9 @@ class StructuredOption(BaseModel):
     """Rules in Lark's or GBNF's notation."""
     whitespace: int | None = Field(None, ge=0, le=MAX_WHITESPACE)
     """Most white-space characters between two tokens of JSON; without it, 1."""
+    after_ids: list[int] = Field(default_factory=list, max_length=MAX_AFTER)
+    """Token ids in a row behind which the form begins, such as those that end a model's thinking. What comes before
+    is free, and so is an answer in which they never come. Empty: it begins with the answer."""
 
     @model_validator(mode="after")
     def _one_form(self) -> StructuredOption:
@@ -76,6 +81,8 @@ class Structured(msgspec.Struct, array_like=True, frozen=True):
     spec: GrammarSpec
     end_ids: tuple[int, ...]
     """Ids that end an answer of this model."""
+    after_ids: tuple[int, ...] = ()
+    """See `StructuredOption`."""
 
 
 STRUCTURED: StashKey[Structured] = StashKey("structured/request", Structured, direction="request")

@@ -31,19 +31,21 @@ class ForcedCalls:
     def finish(self) -> Sequence[Event]:
         """See `ToolParser`."""
         try:
-            value = json.loads(self._text)
+            return self._calls(json.loads(self._text))
         except (ValueError, RecursionError):
             return [Content(self._text)] if self._text else ()
-        if self._name:
-            return [CallStart(self._name), CallArguments(self._text.strip())]
-        return [
-            event
-            for call in value
-            for event in (CallStart(call["name"]), CallArguments(_dumped(call["parameters"])))
-        ]
+
+    def _calls(self, value: Any) -> list[Event]:
+        calls = (
+            [(self._name, value)] if self._name else [(call["name"], call["parameters"]) for call in value]
+        )
+        return [event for name, given in calls for event in (CallStart(name), CallArguments(_dumped(given)))]
 
 
 def _dumped(value: Any) -> str:
-    """Return JSON that can be sent: half a surrogate pair cannot, except as an escape."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text if text.isascii() or text.encode("utf-8", "ignore").decode() == text else json.dumps(value)
+    """Return JSON that can be sent: half a surrogate pair cannot, except as an escape.
+
+    Raises `ValueError` for a number beyond those that JSON's readers know.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return text if text.encode("utf-8", "ignore").decode() == text else json.dumps(value)

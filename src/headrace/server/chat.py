@@ -63,7 +63,7 @@ def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     """Return messages as templates know them; what else is wrong with one is found where it is rendered.
 
     A developer is what OpenAI now calls the system; an assistant's turn that only calls tools has an empty text;
-    arguments of a call become an object where they are the text of one.
+    arguments of a call become an object where they are the text of one; thinking has the name that templates read.
     """
     return [_template_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
 
@@ -77,6 +77,8 @@ def _template_message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
     changed = dict(message)
     if changed.get("role") == "developer":
         changed["role"] = "system"
+    if "reasoning" in changed:
+        changed.setdefault("reasoning_content", changed["reasoning"])
     calls = changed.get("tool_calls")
     if not isinstance(calls, list | None) or not all(isinstance(call, dict) for call in calls or ()):
         raise RequestError(

@@ -374,6 +374,20 @@ def test_a_call_behind_the_thinking(thinker: Any) -> None:
     assert answer["content"].startswith("Hm.")
 
 
+def test_tokens_of_a_step_have_their_own_logprobs(thinker: Any) -> None:
+    """Sources: sgl-project/sglang#39260, #30188: with drafts, several tokens come in a chunk."""
+    body = {"logprobs": True, "top_logprobs": 3, "max_tokens": 30, "return_token_ids": True}
+    with thinker.variant() as http:
+        repeat = "Say again and again: one two three one two three one two three"
+        [whole] = http.chat(repeat, **body).json["choices"]
+        choices = [c for chunk in http.chat(repeat, **body, stream=True).chunks for c in chunk["choices"]]
+        assert any(len(choice.get("token_ids", ())) > 1 for choice in choices)
+        assert "".join(c["delta"].get("content", "") for c in choices) == whole["message"]["content"]
+        told = [entry for c in choices if c["logprobs"] for entry in c["logprobs"]["content"]]
+        assert told == whole["logprobs"]["content"]
+        assert "".join(entry["token"] for entry in told[:-1]) in whole["message"]["content"]
+
+
 def test_a_parser_that_raises_fails_its_request_by_name(thinker: Any) -> None:
     with thinker.variant(tool_call_parser="broken") as http:
         error = http.chat("hello", tools=TOOLS, max_tokens=2).error

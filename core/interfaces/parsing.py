@@ -83,6 +83,8 @@ class ReasoningParser(Protocol):
 
     end_ids: tuple[int, ...]
     """Token ids in a row that end the thinking: a grammar holds behind them. Empty: this answer does not think."""
+    start_id: int | None
+    """With `end_ids`: an answer that begins otherwise does not think; a grammar holds at once. None: it thinks."""
 
     def push(self, text: str) -> Sequence[Reasoning | Content]:
         """Take more of the answer; return what is certain now."""

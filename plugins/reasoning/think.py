@@ -25,13 +25,13 @@ class ThinkParser:
     def __init__(self, context: ParserContext, *, always: bool = False) -> None:
         prompt = context.prompt.rstrip()
         is_closed = prompt.endswith(CLOSE)
-        self.end_ids: tuple[int, ...] = ()
-        if not is_closed:
-            ids = context.tokenizer.encode(CLOSE, add_special_tokens=False, parse_special=True)
-            self.end_ids = tuple(ids)
-        self._otherwise: Literal["thinking", "content"] = (
-            "thinking" if not is_closed and (always or prompt.endswith(OPEN)) else "content"
-        )
+        is_open = not is_closed and (always or prompt.endswith(OPEN))
+        start = _ids(context, OPEN)
+        # A model in whose vocabulary the tag is no token was not taught to think by itself.
+        may_open = not is_closed and not is_open and len(start) == 1
+        self.end_ids = _ids(context, CLOSE) if is_open or may_open else ()
+        self.start_id = start[0] if may_open else None
+        self._otherwise: Literal["thinking", "content"] = "thinking" if is_open else "content"
         self._state: Literal["start", "thinking", "content"] = "content" if is_closed else "start"
         self._text = ""
         self._skips_breaks = False
@@ -87,6 +87,10 @@ class ThinkParser:
             text = text.lstrip("\n")
             self._skips_breaks = not text
         return text
+
+
+def _ids(context: ParserContext, text: str) -> tuple[int, ...]:
+    return tuple(context.tokenizer.encode(text, add_special_tokens=False, parse_special=True))
 
 
 def _certain(text: str) -> int:

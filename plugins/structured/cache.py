@@ -39,7 +39,9 @@ class GrammarCache:
 
     def get(self, wanted: Structured) -> Future[Grammar]:
         """Return the grammar, compiled or being compiled; the future raises what the backend raises."""
-        wanted = msgspec.structs.replace(wanted, after_ids=())  # where it begins makes no other grammar
+        wanted = msgspec.structs.replace(
+            wanted, after_ids=(), opening_id=None
+        )  # where it begins makes no other grammar
         with self._lock:
             future = self._futures.get(wanted)
             if future is None or (future.done() and future.exception() is not None):

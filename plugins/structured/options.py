@@ -48,6 +48,9 @@ class StructuredOption(BaseModel):
     after_ids: list[int] = Field(default_factory=list, max_length=MAX_AFTER)
     """Token ids in a row behind which the form begins, such as those that end a model's thinking. What comes before
     is free, and so is an answer in which they never come. Empty: it begins with the answer."""
+    opening_id: int | None = None
+    """With `after_ids`: an answer may begin with this token, and its form then begins behind them. One that begins
+    otherwise has its form at once."""
 
     @model_validator(mode="after")
     def _one_form(self) -> StructuredOption:
@@ -56,6 +59,8 @@ class StructuredOption(BaseModel):
         ]
         if len(given) != 1:
             raise ValueError(f"needs exactly one of {', '.join(FORMS)}; it has {', '.join(given) or 'none'}")
+        if self.opening_id is not None and not self.after_ids:
+            raise ValueError("opening_id needs after_ids, behind which the form begins then")
         if self.whitespace is not None and given[0] not in ("json", "json_object"):
             raise ValueError(
                 f"whitespace is for json and json_object; {given[0]} says itself what may be between"
@@ -82,6 +87,7 @@ class Structured(msgspec.Struct, array_like=True, frozen=True):
     end_ids: tuple[int, ...]
     """Ids that end an answer of this model."""
     after_ids: tuple[int, ...] = ()
+    opening_id: int | None = None
     """See `StructuredOption`."""
 
 

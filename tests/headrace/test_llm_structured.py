@@ -257,6 +257,13 @@ def test_a_form_may_begin_behind_ids_of_the_answer(llm: LLM) -> None:
         answer = output.outputs[0]
         assert re.fullmatch(r"[^.]+[.][ab]{6}", answer.text), answer.text
         assert answer.finish_reason == "stop"
+    [opening] = llm.encode(" Paris")
+    for bias, expected in ((0.0, r" Paris[.][ab]{6}"), (-100.0, "[ab]{6}")):
+        more = {"prompt": prompt, "logit_bias": {str(opening): bias}}
+        assert re.fullmatch(expected, text(llm, {**form, "opening_id": opening}, **more))
+    for wrong in ({"after_ids": [10**6]}, {"opening_id": -1}):
+        with pytest.raises(RequestError, match="not in the model's vocabulary"):
+            run(llm, {**form, **wrong})
     known = [output.outputs[0].token_ids for output in plain]
     with make(plugins=[DraftPlugin(known)]) as drafting:
         assert many(drafting, params, prompt) == known

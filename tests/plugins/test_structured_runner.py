@@ -86,11 +86,18 @@ class Worker:
         self.stash: dict[str, Stash] = {}
 
     def add(
-        self, name: str, text: str | None, answer: Sequence[int] = (), after_ids: tuple[int, ...] = ()
+        self,
+        name: str,
+        text: str | None,
+        answer: Sequence[int] = (),
+        after_ids: tuple[int, ...] = (),
+        opening_id: int | None = None,
     ) -> None:
         self.stash[name] = Stash()
         if text is not None:
-            self.stash[name][STRUCTURED] = Structured(GrammarSpec("regex", text), (38,), after_ids)
+            self.stash[name][STRUCTURED] = Structured(
+                GrammarSpec("regex", text), (38,), after_ids, opening_id
+            )
         self.listener.on_add(
             NewRequest(
                 request_id=name,
@@ -250,6 +257,32 @@ def test_drafts_may_cross_the_beginning_of_a_form(worker: Worker) -> None:
     assert allowed == [EVERYTHING, {0, 38}]
     allowed, _ = worker.step(("bound", [7, 20, 21, 0], []), drawn={"bound": [1]})
     assert allowed == [{1, 38}]
+
+
+def test_an_answer_that_does_not_open_has_its_form_at_once(worker: Worker) -> None:
+    worker.add("bound", "9", after_ids=(21,), opening_id=20)
+    allowed, _ = worker.step(("bound", [], []), drawn={"bound": [0]})
+    assert allowed == [{0, 20, 38}]
+    allowed, _ = worker.step(("bound", [0], [1]), drawn={"bound": [1, 2]})
+    assert allowed == [{1, 38}, {2, 38}]
+    worker.add("thinks", "9", after_ids=(21,), opening_id=20)
+    allowed, _ = worker.step(("thinks", [], []), drawn={"thinks": [20]})
+    assert allowed == [{0, 20, 38}]
+    allowed, _ = worker.step(("thinks", [20], [5, 21, 0]), drawn={"thinks": [5, 21, 0, 1]})
+    assert allowed == [EVERYTHING, EVERYTHING, {0, 38}, {1, 38}]
+
+
+def test_drafts_may_open(worker: Worker) -> None:
+    worker.add("thinks", "9", after_ids=(21,), opening_id=20)
+    allowed, _ = worker.step(("thinks", [], [20, 7, 21, 0]), drawn={"thinks": [20, 7, 21]})
+    assert allowed == [{0, 20, 38}, EVERYTHING, EVERYTHING, {0, 38}, {1, 38}]
+    allowed, _ = worker.step(("thinks", [20, 7, 21], []), drawn={"thinks": [0]})
+    assert allowed == [{0, 38}]
+    worker.add("other", "9", after_ids=(21,), opening_id=20)
+    allowed, _ = worker.step(("other", [], [0, 1]), drawn={"other": [20]})
+    assert allowed == [{0, 20, 38}, {1, 38}, {2, 38}]
+    allowed, _ = worker.step(("other", [20], []), drawn={"other": [9]})
+    assert allowed == [EVERYTHING]
 
 
 def test_a_preempted_request_remembers_where_its_form_began(worker: Worker) -> None:

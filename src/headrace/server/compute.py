@@ -206,7 +206,7 @@ class ComputeRoutes:
         if front.tokenizer is None:
             raise ApiError(400, "this model has no tokenizer; it takes and gives token ids alone")
         context = ParserContext(front.tokenizer, text, plan.tools)
-        take_later_form(fields, plan, self._parsers.thinking_ends(context))
+        take_later_form(fields, plan, *self._parsers.thinking(context))
         asked = self._asked(body, fields, self._chat_params(body, fields))
         params = asked.params
         self._check_choices(1, params.n)

@@ -40,10 +40,10 @@ def take_form(given: ResponseFormat | None, fields: Fields) -> None:
     fields.sampling["structured"] = _option(given)
 
 
-def take_later_form(fields: Fields, plan: CallPlan, after_ids: Sequence[int]) -> None:
+def take_later_form(fields: Fields, plan: CallPlan, after_ids: Sequence[int], opening_id: int | None) -> None:
     """Put the form of forced calls among the fields of the sampler, and let any form begin behind the thinking.
 
-    after_ids: they end the thinking; empty: there is none.
+    after_ids: they end the thinking; empty: there is none. opening_id: begins it; None: it has begun.
     Raises `ApiError` where the request asks for another form.
     """
     if plan.is_forced:
@@ -57,7 +57,11 @@ def take_later_form(fields: Fields, plan: CallPlan, after_ids: Sequence[int]) ->
         fields.sampling["structured"] = {"json": plan.schema()}
     form = fields.sampling.get("structured")
     if after_ids and isinstance(form, dict):
-        fields.sampling["structured"] = {"after_ids": list(after_ids), **form}
+        fields.sampling["structured"] = {
+            "after_ids": list(after_ids),
+            "opening_id": opening_id,
+            **form,
+        }
 
 
 def _option(given: ResponseFormat) -> dict[str, Any]:

@@ -30,10 +30,10 @@ class Parsers:
         """Whether thinking is told from content."""
         return self._reasoning is not None
 
-    def thinking_ends(self, context: ParserContext) -> tuple[int, ...]:
-        """Return the ids that end an answer's thinking; empty: it does not think, or nobody can tell."""
+    def thinking(self, context: ParserContext) -> tuple[tuple[int, ...], int | None]:
+        """Return `end_ids` and `start_id` of an answer, see `ReasoningParser`."""
         plugged = self._reasoning_parser(context)
-        return () if plugged is None else plugged.parser.end_ids
+        return ((), None) if plugged is None else (plugged.parser.end_ids, plugged.parser.start_id)
 
     def reader(self, context: ParserContext, plan: CallPlan, body: ChatBody) -> AnswerReader:
         """Return a reader of one answer. Raises `PluginCallError` for a factory that raises something of its own."""

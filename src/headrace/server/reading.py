@@ -130,7 +130,7 @@ class _ThoughtTokens:
         self._end_ids = end_ids
         self._latest: tuple[int, ...] = ()
         self._num_tokens = 0
-        self._is_over = not end_ids
+        self._is_over = False
         self._has_thought = False
 
     @property
@@ -144,7 +144,8 @@ class _ThoughtTokens:
             if self._is_over:
                 break
             self._num_tokens += 1
-            self._latest = (*self._latest, token_id)[-len(self._end_ids) :]
-            self._is_over = self._latest == self._end_ids
+            if self._end_ids:
+                self._latest = (*self._latest, token_id)[-len(self._end_ids) :]
+                self._is_over = self._latest == self._end_ids
         self._has_thought |= any(isinstance(part, Reasoning) for part in parts)
         self._is_over |= any(isinstance(part, Content) for part in parts)

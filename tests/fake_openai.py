@@ -41,7 +41,7 @@ class Behaviour:
     faulty: bool = False
     """Whether `/detokenize` fails."""
     fault: Callable[[dict[str, Any]], str] = lambda body: ""
-    """What goes wrong with a request: `refuse`, `error`, `cut` and `stall` (in the middle of the stream), or nothing."""
+    """What goes wrong with a request: `refuse`, or, in the middle of the stream, `error`, `cut` and `stall`."""
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """Paths and bodies of what it was asked to compute, as they came."""
     running: int = 0

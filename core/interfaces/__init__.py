@@ -38,6 +38,7 @@ from headrace.core.interfaces.model import (
 from headrace.core.interfaces.ops import LinearFormat, Op, OpSet
 from headrace.core.interfaces.runner import (
     BatchRow,
+    DraftDistribution,
     LogitsProcessor,
     LogitsRow,
     ProcessorFactory,
@@ -59,6 +60,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointTensor",
     "Constraint",
+    "DraftDistribution",
     "Embedding",
     "EngineListener",
     "Executor",

@@ -40,7 +40,8 @@ class SpeculativeSection(Section):
     acceptance: Literal["same", "rejection"] = option(
         "same",
         "draft_model, heads: a draft stays if it is the token that a run without drafts draws (same), or by "
-        "rejection sampling: tokens are then distributed alike but NOT the same as without drafts, nor twice (rejection).",
+        "rejection sampling: tokens are then distributed alike, but NOT the same as without drafts, nor twice "
+        "(rejection).",
         flat="draft_acceptance",
     )
 

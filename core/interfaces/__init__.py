@@ -47,6 +47,7 @@ from headrace.core.interfaces.parsing import (
 )
 from headrace.core.interfaces.runner import (
     BatchRow,
+    DraftDistribution,
     LogitsProcessor,
     LogitsRow,
     ProcessorFactory,
@@ -71,6 +72,7 @@ __all__ = [
     "CheckpointTensor",
     "Constraint",
     "Content",
+    "DraftDistribution",
     "Embedding",
     "EngineListener",
     "Executor",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Sequence
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,12 @@ from headrace.core.interfaces import (
     CallStart,
     Content,
     ParserContext,
-    Reasoning,
     ReasoningParser,
     ToolParser,
 )
 from headrace.core.plugin.registry import Registrar, Registry
 from headrace.plugins import reasoning, tools
+from headrace.testing import parsed, replay
 
 DATA = Path(__file__).parents[1] / "data" / "tool_outputs.json"
 OUTPUTS: list[dict[str, Any]] = json.loads(DATA.read_text())
@@ -57,30 +57,6 @@ def parser_of(registry: Registry, output: dict[str, Any]) -> ToolParser | Reason
     return parser
 
 
-def merged(parser: ToolParser | ReasoningParser, pieces: Iterable[str]) -> dict[str, Any]:
-    """Join a parser's events as a client joins deltas."""
-    content, thought = "", ""
-    calls: list[list[str]] = []
-    events = [event for piece in pieces for event in parser.push(piece)]
-    for event in [*events, *parser.finish()]:
-        match event:
-            case Content(text):
-                content += text
-            case Reasoning(text):
-                thought += text
-            case CallStart(name):
-                calls.append([name, ""])
-            case CallArguments(text):
-                calls[-1][1] += text
-    return {"content": content, "reasoning": thought, "calls": calls}
-
-
-def check(got: dict[str, Any], output: dict[str, Any]) -> None:
-    assert got["content"] == output["content"]
-    assert got["reasoning"] == output.get("reasoning", "")
-    assert [[name, json.loads(text)] for name, text in got["calls"]] == output["calls"]
-
-
 def test_the_corpus_is_large_enough() -> None:
     assert len(OUTPUTS) >= 110
     for parser in ("hermes", "llama3_json", "pythonic"):
@@ -92,21 +68,25 @@ def test_the_corpus_is_large_enough() -> None:
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=[f"{one['parser']}: {one['name']}" for one in OUTPUTS])
 def test_every_cut_gives_the_same(registry: Registry, output: dict[str, Any]) -> None:
-    text = output["text"]
+    got = replay(lambda: parser_of(registry, output), output["text"])
+    assert got.content == output["content"]
+    assert got.reasoning == output.get("reasoning", "")
+    assert [[name, json.loads(text)] for name, text in got.calls] == output["calls"]
 
-    def parsed(pieces: Sequence[str]) -> dict[str, Any]:
-        return merged(parser_of(registry, output), pieces)
 
-    whole = parsed([text])
-    check(whole, output)
-    for at in range(len(text) + 1):
-        assert parsed([text[:at], text[at:]]) == whole, (text[:at], text[at:])
-    assert parsed(list(text)) == whole
-    draw = random.Random(text)
-    for _ in range(20):
-        cuts = sorted(draw.choices(range(len(text) + 1), k=draw.randint(2, 6)))
-        pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-        assert parsed(pieces) == whole, pieces
+def test_a_parser_that_depends_on_cuts_is_found() -> None:
+    class Careless:
+        """Takes a marker for one only where it comes in one piece."""
+
+        def push(self, text: str) -> list[Content]:
+            return [Content(text.replace("<call>", ""))]
+
+        def finish(self) -> list[Content]:
+            return []
+
+    assert replay(Careless, "abc").content == "abc"
+    with pytest.raises(AssertionError, match=re.escape("cut into ['a<', 'call>b']")):
+        replay(Careless, "a<call>b")
 
 
 @pytest.mark.parametrize("parser", ["hermes", "llama3_json", "pythonic"])
@@ -121,13 +101,13 @@ def test_no_text_is_lost_however_it_is_malformed(registry: Registry, parser: str
             text = output["text"]
             at = draw.randrange(len(text) + 1)
             text = text[:at] + draw.choice(["", *'{}[]()"\\\n;<, ']) + text[at + draw.randint(0, 1) :]
-            got = merged(parser_of(registry, output), [text])
-            assert got == merged(parser_of(registry, output), list(text)), text
+            got = parsed(parser_of(registry, output), [text])
+            assert got == parsed(parser_of(registry, output), list(text)), text
             tried += 1
-            with_calls += bool(got["calls"])
-            if not got["calls"]:
-                assert got["content"] == text
-            for name, arguments in got["calls"]:
+            with_calls += bool(got.calls)
+            if not got.calls:
+                assert got.content == text
+            for name, arguments in got.calls:
                 assert name in NAMES
                 assert isinstance(json.loads(arguments), dict)
     assert tried > 1000
@@ -160,8 +140,8 @@ def test_long_arguments_take_linear_time(registry: Registry) -> None:
     machine = registry.get("tool_parser", "hermes").factory(ParserContext(Letters(), "", {"f": {}}))
     body = "{[" * 50_000
     text = '<tool_call>{"name": "f", "arguments": {"a": ' + json.dumps(body) + "}}</tool_call>"
-    got = merged(machine, (text[at : at + 4] for at in range(0, len(text), 4)))
-    assert json.loads(got["calls"][0][1]) == {"a": body}
+    got = parsed(machine, (text[at : at + 4] for at in range(0, len(text), 4)))
+    assert json.loads(got.calls[0][1]) == {"a": body}
 
 
 def test_the_ids_that_end_thinking(registry: Registry) -> None:

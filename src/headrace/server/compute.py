@@ -198,6 +198,12 @@ class ComputeRoutes:
         plan = plan_calls(
             body, has_parser=self._parsers.finds_calls, may_choose=self._options.auto_tool_choice
         )
+        if plan.is_forced and not self._chat_fields.takes("structured"):
+            raise ApiError(
+                400,
+                "tool_choice 'required' and a named tool need the plugin 'structured', which is switched off",
+                param="tool_choice",
+            )
         options = template_options(
             body.add_generation_prompt, body.continue_final_message, template_variables(body)
         )

@@ -29,7 +29,14 @@ TIE_GAP = 1e-3
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the reference library off the network and its worker threads out of forks."""
+    """Keep the reference library off the network and its worker threads out of forks; a core for each worker.
+
+    Several test processes with threads on the same cores wait for each other at every barrier.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see executors/openmp.py; torch is not loaded yet
@@ -311,8 +318,7 @@ def oracle_for(path: Path, key: str) -> Oracle:
     """Return the reference for a GGUF file; key: the file's SHA-256."""
     import torch
 
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
     with quiet_transformers():
         import transformers
 

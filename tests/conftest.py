@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import importlib.metadata
 import importlib.util
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 from filelock import FileLock
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 TIE_GAP = 1e-3
 """Two logits closer than this are a tie: float32 sums in another order may choose either."""
+
+LARGE = 200 << 20
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,6 +44,20 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see executors/openmp.py; torch is not loaded yet
+
+
+@pytest.fixture(autouse=True)
+def engines_do_not_pile_up() -> Iterator[None]:
+    """Collect what a test left behind where that is an engine or more.
+
+    An engine's parts know each other, so it goes when the collector comes; that comes seldom, since what makes an engine
+    large is not what the collector counts.
+    """
+    process = psutil.Process()
+    before = process.memory_info().rss
+    yield
+    if process.memory_info().rss - before > LARGE:
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -50,8 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def engines_do_not_pile_up() -> Iterator[None]:
     """Collect what a test left behind where that is an engine or more.
 
-    An engine's parts know each other, so it goes when the collector comes; that comes seldom, since what makes an engine
-    large is not what the collector counts.
+    An engine's parts know each other, so it goes when the collector comes; that comes seldom, since what makes an
+    engine large is not what the collector counts.
     """
     process = psutil.Process()
     before = process.memory_info().rss

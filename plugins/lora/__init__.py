@@ -54,7 +54,7 @@ def _reference() -> OpSet:
 @hookimpl
 def headrace_register(registrar: Registrar, options: Any) -> None:
     """Register options, parts of every room, and what travels between them."""
-    from headrace.plugins.lora.store import SharedStore
+    from headrace.plugins.lora.shared import SharedStore
 
     shared = SharedStore()
 

@@ -27,6 +27,9 @@ _KEY = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+?)\.lora_(?P<embedding>embedding_)?(?P<half>[AB])(?:\.default)?(?:\.weight)?"
 )
 
+_COPY = re.compile(r"(?:base_model\.model\.)?(?P<module>.+?)\.base_layer\.weight")
+"""PEFT saves the base model's own weight beside an adapter of an embedding or an output projection."""
+
 
 @dataclass
 class Packed:
@@ -90,6 +93,8 @@ def _pairs(files: AdapterFiles, targets: Targets) -> dict[str, _Pair]:
     pairs: dict[str, _Pair] = {}
     for name, tensor in files.tensors.items():
         match = _KEY.fullmatch(name)
+        if match is None and _is_copy(files, targets, name, tensor):
+            continue
         if match is None:
             raise _wrong(
                 files.path, f"tensor {name!r:.200} is no matrix of LoRA (…lora_A.weight, …lora_B.weight)"
@@ -107,6 +112,23 @@ def _pairs(files: AdapterFiles, targets: Targets) -> dict[str, _Pair]:
     if not pairs:
         raise _wrong(files.path, "it adapts no module of the model: its weights hold no tensor")
     return pairs
+
+
+def _is_copy(files: AdapterFiles, targets: Targets, name: str, tensor: torch.Tensor) -> bool:
+    """Whether a tensor is the base model's own. Raises `RequestError` for one of another vocabulary."""
+    match = _COPY.fullmatch(name)
+    target = None if match is None else targets.get(match["module"])
+    if target is None:
+        return False
+    inputs, outputs = target.shapes
+    shape = (inputs, outputs) if target.product.is_embedding else (outputs, inputs)
+    if tuple(tensor.shape) != shape:
+        raise _wrong(
+            files.path,
+            f"it was trained beside a {name} of shape {list(tensor.shape)}, and this model's has {list(shape)}: a "
+            "vocabulary that was enlarged needs its own base model",
+        )
+    return True
 
 
 def _checked(

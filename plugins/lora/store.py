@@ -16,7 +16,7 @@ from headrace.plugins.lora.files import read_files
 from headrace.plugins.lora.modules import Targets
 from headrace.plugins.lora.options import AdapterRef
 
-__all__ = ["AdapterStore", "SharedStore"]
+__all__ = ["AdapterStore"]
 
 
 class AdapterStore:
@@ -118,18 +118,6 @@ class AdapterStore:
             unheld = [digest for digest in self._kept if digest not in self._holders]
             for digest in unheld[:excess]:
                 del self._kept[digest]
-
-
-class SharedStore:
-    """The store of this process: core half and worker half use one where they live together."""
-
-    def __init__(self) -> None:
-        self._store: AdapterStore | None = None
-
-    def get(self) -> AdapterStore:
-        """Return it; the first who asks makes it. Called while an engine is put together, on one thread."""
-        self._store = self._store or AdapterStore()
-        return self._store
 
 
 def _nobody() -> None:

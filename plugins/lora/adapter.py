@@ -18,10 +18,10 @@ from headrace.plugins.lora.config import PeftConfig, read_config
 from headrace.plugins.lora.files import AdapterFiles
 from headrace.plugins.lora.modules import Target, Targets
 
-__all__ = ["RANKS", "Adapter", "Packed", "pack_adapter"]
+__all__ = ["RANKS", "Adapter", "Packed", "pack_adapter", "unpacked"]
 
-RANKS = 4
-"""Rows of A are padded to a multiple of it."""
+RANKS = 16
+"""Rows of A lie together in panels of so many."""
 
 _KEY = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+?)\.lora_(?P<embedding>embedding_)?(?P<half>[AB])(?:\.default)?(?:\.weight)?"
@@ -38,7 +38,7 @@ class Packed:
     ranks: list[int]
     """0: nothing."""
     a: list[torch.Tensor | None]
-    """[rank padded to `RANKS`, in padded to `BLOCK`]; of an embedding [V, rank]."""
+    """[ranks / `RANKS`, in / P, `RANKS`, P]; P is 2 in bfloat16 and 1 in float32. Of an embedding [V, rank]."""
     b: list[torch.Tensor | None]
     """[rank, size padded to `BLOCK`], already multiplied by alpha / rank."""
 
@@ -164,17 +164,33 @@ def _checked(
 
 def _fill(packed: Packed, target: Target, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> None:
     product, place = target.product, target.place
-    rank, inputs = a.shape
+    rank = a.shape[0]
     packed.ranks[place] = rank
     if product.is_embedding:
         packed.a[place] = a.t().to(dtype).contiguous()
     else:
-        packed.a[place] = F.pad(a.to(dtype), (0, -inputs % BLOCK, 0, -rank % RANKS)).contiguous()
+        packed.a[place] = _panels(a.to(dtype))
     for index, piece in enumerate(product.pieces):
         if piece.name == place:
             size = piece.end - piece.start
             part = b[piece.start : piece.end].t().to(dtype)
             packed.b[index] = F.pad(part, (0, -size % BLOCK)).contiguous()
+
+
+def _pair(dtype: torch.dtype) -> int:
+    """Return how many inputs lie together in a panel of A: as many as one instruction takes."""
+    return 2 if dtype == torch.bfloat16 else 1
+
+
+def _panels(a: torch.Tensor) -> torch.Tensor:
+    together = _pair(a.dtype)
+    padded = F.pad(a, (0, -a.shape[1] % together, 0, -a.shape[0] % RANKS))
+    return padded.view(padded.shape[0] // RANKS, RANKS, -1, together).transpose(1, 2).contiguous()
+
+
+def unpacked(a: torch.Tensor, rank: int, inputs: int) -> torch.Tensor:
+    """Return A [rank, in] from its panels."""
+    return a.transpose(1, 2).reshape(a.shape[0] * RANKS, -1)[:rank, :inputs]
 
 
 def _entries(packed: Packed) -> Sequence[int]:

@@ -14,6 +14,7 @@ from headrace.backends.cpu.isa import ISA_VARIABLE, choose_tier
 from headrace.backends.cpu.library import DTYPES, KernelLibrary
 from headrace.core.errors import ConfigError
 from headrace.core.interfaces import AttentionBackend, GraphRecorder, LinearFormat, Op
+from headrace.plugins.lora.adapter import unpacked
 from headrace.plugins.lora.modules import Product
 from headrace.plugins.lora.slots import RowPlan, Slots
 
@@ -186,7 +187,7 @@ def _add(
             continue
         for name, (rank, a) in enumerate(zip(packed.ranks, packed.a, strict=True)):
             if a is not None:
-                weight = a[:rank, : product.in_features].float().to(x.device)
+                weight = unpacked(a, rank, product.in_features).float().to(x.device)
                 h[own, name * most : name * most + rank] = x[own].float() @ weight.t()
     _expand(h, sums, most, product, slots, rows, x.dtype)
 

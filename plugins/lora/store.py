@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -18,6 +20,8 @@ from headrace.plugins.lora.options import AdapterRef
 
 __all__ = ["AdapterStore"]
 
+LOADER_NICENESS = 15
+
 
 class AdapterStore:
     """The adapters of one process. Thread-safe."""
@@ -27,7 +31,7 @@ class AdapterStore:
         self._kept: OrderedDict[str, Future[Adapter]] = OrderedDict()
         """By digest, the one least recently wanted first."""
         self._holders: Counter[str] = Counter()
-        self._thread = ThreadPoolExecutor(1, "headrace-lora")
+        self._thread = ThreadPoolExecutor(1, "headrace-lora", initializer=_stand_back)
         self._model: tuple[Targets, torch.dtype, int] | None = None
         self._capacity = 1
         self._wake: Callable[[], None] = _nobody
@@ -118,6 +122,12 @@ class AdapterStore:
             unheld = [digest for digest in self._kept if digest not in self._holders]
             for digest in unheld[:excess]:
                 del self._kept[digest]
+
+
+def _stand_back() -> None:
+    """Let this thread run when compute threads leave a processor: a load is to be felt by nobody."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOADER_NICENESS)
 
 
 def _nobody() -> None:

@@ -2,22 +2,23 @@
 //
 // Weights of adapters lie wherever they were loaded. A table at a fixed address, with a line for each slot, tells where:
 // of each product first (address of A, rank) for each name stacked in it, then the address of B for each piece of its
-// outputs. A is [ranks padded to 4][inputs padded to 16], B is [rank][outputs of the piece padded to 16].
-// The rows of a step are told as `starts` [slots + 1] and `rows`: those of slot s are rows[starts[s]] and following.
+// outputs. A is packed as [ranks / 16][inputs / P][16][P] with P as in linear.h, B is [rank][outputs of the piece padded
+// to 16]. The rows of a step are told as `starts` [slots + 1] and `rows`: those of slot s are rows[starts[s]] and
+// following.
 //
 // A row's result is a function of the row and its adapter. Rows worked on together share what is loaded, never a sum:
-// x A^T is one sum over the inputs in 16 lanes, (…) B one chain over the ranks.
+// x A^T is two chains over the inputs, in turns of P, and their sum; (...) B is one chain over the ranks.
 
 #include <algorithm>
 
+#include "linear.h"
 #include "simd.h"
 #include "words.h"
 
 namespace headrace {
 namespace {
 
-constexpr int kRanks = 4;  // of A at a time
-constexpr int kRows = 4;   // rows that share what is loaded
+constexpr int kRows = 6;  // rows that share what is loaded
 
 struct Piece {
     int64_t name;   // whose A goes with it
@@ -27,35 +28,39 @@ struct Piece {
 };
 
 template <int R, typename T>
-HR_INLINE void shrink_tile(const T* const* x, const T* a, int64_t inputs, int64_t padded, float* const* h) {
-    V16 sums[R][kRanks];
+HR_INLINE void shrink_tile(const T* const* x, const T* a, int64_t inputs, float* const* h) {
+    constexpr int P = Traits<T>::kPair;
+    V16 sums[R][2];
     HR_UNROLL
-    for (int r = 0; r < R; ++r) {
-        HR_UNROLL
-        for (int k = 0; k < kRanks; ++k) sums[r][k] = zero();
-    }
+    for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = zero();
     int64_t i = 0;
-    for (; i + kLanes <= inputs; i += kLanes) {
-        V16 weights[kRanks];
-        HR_UNROLL
-        for (int k = 0; k < kRanks; ++k) weights[k] = load(a + k * padded + i);
+    for (; i + 2 * P <= inputs; i += 2 * P) {
+        auto first = Traits<T>::load(a + i * kLanes), second = Traits<T>::load(a + (i + P) * kLanes);
         HR_UNROLL
         for (int r = 0; r < R; ++r) {
-            V16 value = load(x[r] + i);
-            HR_UNROLL
-            for (int k = 0; k < kRanks; ++k) sums[r][k] = fma(value, weights[k], sums[r][k]);
+            sums[r][0] = Traits<T>::dot(sums[r][0], first, Traits<T>::broadcast(x[r] + i));
+            sums[r][1] = Traits<T>::dot(sums[r][1], second, Traits<T>::broadcast(x[r] + i + P));
         }
     }
-    if (i < inputs)
+    for (; i < inputs; i += P) {
+        auto weights = Traits<T>::load(a + i * kLanes);
         for (int r = 0; r < R; ++r) {
-            V16 value = load_first(x[r] + i, int(inputs - i));
-            HR_UNROLL
-            for (int k = 0; k < kRanks; ++k) sums[r][k] = fma(value, load(a + k * padded + i), sums[r][k]);
+            T last[P] = {};
+            std::memcpy(last, x[r] + i, size_t(std::min<int64_t>(P, inputs - i)) * sizeof(T));
+            sums[r][0] = Traits<T>::dot(sums[r][0], weights, Traits<T>::broadcast(last));
         }
+    }
     HR_UNROLL
-    for (int r = 0; r < R; ++r) {
-        HR_UNROLL
-        for (int k = 0; k < kRanks; ++k) h[r][k] = sum_lanes(sums[r][k]);
+    for (int r = 0; r < R; ++r) store(h[r], sums[r][0] + sums[r][1]);
+}
+
+template <int R = kRows, typename T>
+HR_INLINE void shrink_rows(int n, const T* const* x, const T* a, int64_t inputs, float* const* h) {
+    if constexpr (R > 0) {
+        if (n == R)
+            shrink_tile<R>(x, a, inputs, h);
+        else
+            shrink_rows<R - 1>(n, x, a, inputs, h);
     }
 }
 
@@ -63,53 +68,76 @@ HR_INLINE void shrink_tile(const T* const* x, const T* a, int64_t inputs, int64_
 template <typename T>
 void shrink(const T* x, int64_t ldx, int64_t inputs, const int32_t* starts, const int32_t* rows, int64_t slots,
             const int64_t* table, int64_t line, int64_t names, int64_t most, float* h) {
-    const int64_t padded = (inputs + kLanes - 1) / kLanes * kLanes, ldh = names * most;
-    for (int64_t slot = 0; slot < slots; ++slot) {
-        const int64_t first = starts[slot], count = starts[slot + 1] - first;
-        if (count == 0) continue;
-        const int64_t groups = (count + kRows - 1) / kRows;
-        for (int64_t name = 0; name < names; ++name) {
-            const int64_t* entry = table + slot * line + 2 * name;
-            const T* a = reinterpret_cast<const T*>(entry[0]);
-            const int64_t tiles = (entry[1] + kRanks - 1) / kRanks;
-#pragma omp for nowait
-            for (int64_t task = 0; task < tiles * groups; ++task) {
-                const int64_t tile = task % tiles, group = task / tiles;
-                const int64_t n = std::min<int64_t>(kRows, count - group * kRows);
-                const T* from[kRows];
-                float* to[kRows];
-                for (int64_t r = 0; r < n; ++r) {
-                    const int64_t row = rows[first + group * kRows + r];
-                    from[r] = x + row * ldx;
-                    to[r] = h + row * ldh + name * most + tile * kRanks;
-                }
-                const T* weights = a + tile * kRanks * padded;
-                if (n == kRows)
-                    shrink_tile<kRows>(from, weights, inputs, padded, to);
-                else
-                    for (int64_t r = 0; r < n; ++r) shrink_tile<1>(from + r, weights, inputs, padded, to + r);
-            }
+    constexpr int P = Traits<T>::kPair;
+    const int64_t panel = (inputs + P - 1) / P * P * kLanes, ldh = names * most;
+    auto panels_of = [&](int64_t slot, int64_t name) {
+        return (table[slot * line + 2 * name + 1] + kLanes - 1) / kLanes;
+    };
+    auto groups_of = [&](int64_t slot) { return (starts[slot + 1] - starts[slot] + kRows - 1) / kRows; };
+    int64_t total = 0;
+    for (int64_t slot = 0; slot < slots; ++slot)
+        for (int64_t name = 0; name < names; ++name) total += groups_of(slot) * panels_of(slot, name);
+#pragma omp for
+    for (int64_t task = 0; task < total; ++task) {
+        int64_t rest = task, slot = 0, name = 0;
+        for (;; ++name) {
+            if (name == names) ++slot, name = 0;
+            const int64_t count = groups_of(slot) * panels_of(slot, name);
+            if (rest < count) break;
+            rest -= count;
         }
+        const int64_t panels = panels_of(slot, name), group = rest / panels, at = rest % panels;
+        const int64_t begin = starts[slot] + group * kRows;
+        const int n = int(std::min<int64_t>(kRows, starts[slot + 1] - begin));
+        const T* from[kRows];
+        float* to[kRows];
+        for (int r = 0; r < n; ++r) {
+            from[r] = x + rows[begin + r] * ldx;
+            to[r] = h + rows[begin + r] * ldh + name * most + at * kLanes;
+        }
+        const T* a = reinterpret_cast<const T*>(table[slot * line + 2 * name]);
+        shrink_rows(n, from, a + at * panel, inputs, to);
     }
-#pragma omp barrier
 }
 
 template <int R, typename T>
-HR_INLINE void expand_tile(const float* const* h, const T* b, int64_t rank, int64_t padded, float* const* sums, int lanes) {
-    V16 added[R];
+HR_INLINE void expand_tile(const float* const* h, const T* b, int64_t rank, int64_t padded, float* const* sums, int64_t step,
+                           int columns) {
+    V16 added[R][2];
     HR_UNROLL
-    for (int r = 0; r < R; ++r) added[r] = zero();
+    for (int r = 0; r < R; ++r) added[r][0] = added[r][1] = zero();
+    const int second = columns > kLanes ? kLanes : 0;  // where there is one block only, it is worked on twice
     for (int64_t k = 0; k < rank; ++k) {
-        V16 weights = load(b + k * padded);
+        V16 one = load(b + k * padded), other = load(b + k * padded + second);
         HR_UNROLL
-        for (int r = 0; r < R; ++r) added[r] = fma(splat(h[r][k]), weights, added[r]);
+        for (int r = 0; r < R; ++r) {
+            V16 factor = splat(h[r][k]);
+            added[r][0] = fma(factor, one, added[r][0]);
+            added[r][1] = fma(factor, other, added[r][1]);
+        }
     }
     HR_UNROLL
     for (int r = 0; r < R; ++r) {
-        if (lanes == kLanes)
-            store(sums[r], load(sums[r]) + added[r]);
+        if (columns >= kLanes)
+            store(sums[r], load(sums[r]) + added[r][0]);
         else
-            store_first(sums[r], load_first(sums[r], lanes) + added[r], lanes);
+            store_first(sums[r], load_first(sums[r], columns) + added[r][0], columns);
+        float* next = sums[r] + step;
+        if (columns == 2 * kLanes)
+            store(next, load(next) + added[r][1]);
+        else if (columns > kLanes)
+            store_first(next, load_first(next, columns - kLanes) + added[r][1], columns - kLanes);
+    }
+}
+
+template <int R = kRows, typename T>
+HR_INLINE void expand_rows(int n, const float* const* h, const T* b, int64_t rank, int64_t padded, float* const* sums,
+                           int64_t step, int columns) {
+    if constexpr (R > 0) {
+        if (n == R)
+            expand_tile<R>(h, b, rank, padded, sums, step, columns);
+        else
+            expand_rows<R - 1>(n, h, b, rank, padded, sums, step, columns);
     }
 }
 
@@ -120,32 +148,28 @@ void expand(const float* h, float* sums, int64_t lds, const int32_t* starts, con
     const int64_t ldh = names * most;
     const Piece* all = reinterpret_cast<const Piece*>(pieces);
     for (int64_t slot = 0; slot < slots; ++slot) {
-        const int64_t first = starts[slot], count = starts[slot + 1] - first;
-        if (count == 0) continue;
+        if (starts[slot] == starts[slot + 1]) continue;
         const int64_t* entries = table + slot * line;
         for (int64_t p = 0; p < num_pieces; ++p) {
             const Piece& piece = all[p];
             const int64_t rank = entries[2 * piece.name + 1];
             if (rank == 0) continue;
             const T* b = reinterpret_cast<const T*>(entries[2 * names + p]);
-            const int64_t blocks = (piece.size + kLanes - 1) / kLanes, padded = blocks * kLanes;
+            const int64_t padded = (piece.size + kLanes - 1) / kLanes * kLanes;
+            const int64_t blocks = (piece.size + 2 * kLanes - 1) / (2 * kLanes);
 #pragma omp for nowait
             for (int64_t block = 0; block < blocks; ++block) {
-                const int lanes = int(std::min<int64_t>(kLanes, piece.size - block * kLanes));
-                for (int64_t begin = 0; begin < count; begin += kRows) {
-                    const int64_t n = std::min<int64_t>(kRows, count - begin);
+                const int64_t column = block * 2 * kLanes;
+                const int columns = int(std::min<int64_t>(2 * kLanes, piece.size - column));
+                for (int64_t begin = starts[slot]; begin < starts[slot + 1]; begin += kRows) {
+                    const int n = int(std::min<int64_t>(kRows, starts[slot + 1] - begin));
                     const float* from[kRows];
                     float* to[kRows];
-                    for (int64_t r = 0; r < n; ++r) {
-                        const int64_t row = rows[first + begin + r];
-                        from[r] = h + row * ldh + piece.name * most;
-                        to[r] = sums + row * lds + piece.first + block * piece.step;
+                    for (int r = 0; r < n; ++r) {
+                        from[r] = h + rows[begin + r] * ldh + piece.name * most;
+                        to[r] = sums + rows[begin + r] * lds + piece.first + block * 2 * piece.step;
                     }
-                    if (n == kRows)
-                        expand_tile<kRows>(from, b + block * kLanes, rank, padded, to, lanes);
-                    else
-                        for (int64_t r = 0; r < n; ++r)
-                            expand_tile<1>(from + r, b + block * kLanes, rank, padded, to + r, lanes);
+                    expand_rows(n, from, b + column, rank, padded, to, piece.step, columns);
                 }
             }
         }

@@ -17,6 +17,7 @@ from headrace.testing.serving import serving
 PAGES = (
     "docs/batch.md",
     "docs/cpu.md",
+    "docs/lora.md",
     "docs/metrics.md",
     "docs/performance.md",
     "docs/plugins.md",
@@ -25,6 +26,7 @@ PAGES = (
     "docs/serving.md",
     "docs/speculative.md",
     "docs/structured.md",
+    "docs/tools.md",
 )
 """Pages whose Python blocks are run, as one script each; a block that begins with `# NAME.py` is that file."""
 

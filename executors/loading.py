@@ -93,7 +93,7 @@ def load_model(
         "device": device,
         "attention_backend": backend.name,
         "attention_refused": refused,
-        "op_sets": ops.names,
+        "op_sets": ops.names_used,
         "op_sets_refused": ops.refused,
         "causal": all(spec.causal for spec in specs),
         # What the bridge computes outside of products and attention is transformers' and promises nothing.

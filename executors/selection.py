@@ -89,6 +89,11 @@ class Ops:
         return [ops.name for ops in self._sets]
 
     @property
+    def names_used(self) -> list[str]:
+        """Those of them whose ops were handed out."""
+        return [ops.name for ops in self._sets if any(name == ops.name for _, name, _ in self.used)]
+
+    @property
     def numerics(self) -> list[str]:
         """What decides the last bits of what the sets in use compute."""
         return [ops.numerics for ops in self._sets if any(name == ops.name for _, name, _ in self.used)]

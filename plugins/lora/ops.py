@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +28,8 @@ EXPAND = "lora_expand"
 
 `most`: room in h for the ranks of a name."""
 
+logger = logging.getLogger("headrace")
+
 _SOURCE = Path(__file__).parent / "csrc" / "lora.cpp"
 _SIGNATURES = {"lora_shrink": "PIIPPIPIIIP", "lora_expand": "PPIPPIPIIIPI"}
 
@@ -45,11 +48,12 @@ class NativeLora:
             path = build_kernels([_SOURCE], tier, name="headrace_lora", headers=kernel_headers())
             return KernelLibrary(path, _SIGNATURES)
         except KernelBuildError as error:
+            logger.warning("adapters run without native kernels, which is slow: %s", error)
             return str(error)
 
     def _kernels(self) -> KernelLibrary:
         if isinstance(self._opened, str):
-            raise ConfigError(f"the native kernels of LoRA cannot run: {self._opened}")
+            raise ConfigError(f"the native kernels of adapters cannot run: {self._opened}")
         return self._opened
 
     @cached_property
@@ -71,13 +75,13 @@ class NativeLora:
         reasons = [] if device == "cpu" else [f"device {device} (runs on: cpu)"]
         if dtype not in DTYPES:
             reasons.append(f"dtype {dtype} (computes in: {', '.join(DTYPES)})")
-        if not reasons and isinstance(self._opened, str):
-            reasons.append(self._opened)
         return reasons
 
     def get(self, name: str) -> Op | None:
-        """Return an op, or None."""
-        return self._ops.get(name) if name in (ADD, EXPAND) else None
+        """Return an op, or None; nothing is compiled before somebody asks for one of them."""
+        if name not in (ADD, EXPAND) or isinstance(self._opened, str):
+            return None
+        return self._ops[name]
 
     def recorder(self, backend: AttentionBackend) -> GraphRecorder | None:
         """None: the recorder of the op set `cpu` notes these kernels."""

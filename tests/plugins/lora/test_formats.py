@@ -255,3 +255,55 @@ def test_modules_may_be_told_as_texts_and_as_adapters(
     with LLM(str(base.folder), dtype="float32", lora_modules=[f"two={folder}"], show_report=False) as llm:
         second = llm.generate(PROMPT, GREEDY, lora="two", use_tqdm=False)[0].outputs[0].token_ids
     assert list(first) == list(second)
+
+
+def test_the_copy_of_the_base_weight_that_peft_saves_is_passed_over(
+    tmp_path: Path, base: Any, adapter: Callable[..., Path]
+) -> None:
+    folder = adapter(tmp_path / "a", 4, embeddings=True)
+    file = folder / "adapter_model.safetensors"
+    tensors = load_file(file)
+    names = [f"base_model.model.{name}.base_layer.weight" for name in ("model.embed_tokens", "lm_head")]
+    save_file(tensors | {name: torch.zeros(131, 64) for name in names}, file)
+    with LLM(str(base.folder), dtype="float32", lora_modules={"a": folder}, show_report=False) as llm:
+        with_copies = llm.generate(PROMPT, GREEDY, lora="a", use_tqdm=False)[0].outputs[0].token_ids
+    save_file(tensors, file)
+    with LLM(str(base.folder), dtype="float32", lora_modules={"a": folder}, show_report=False) as llm:
+        without = llm.generate(PROMPT, GREEDY, lora="a", use_tqdm=False)[0].outputs[0].token_ids
+    assert list(with_copies) == list(without)
+    save_file(tensors | {names[1]: torch.zeros(133, 64)}, file)
+    with pytest.raises(ConfigError, match=r"of shape \[133, 64\], and this model's has \[131, 64\]"):
+        LLM(str(base.folder), dtype="float32", lora_modules={"a": folder}, show_report=False)
+
+
+def test_a_lookup_and_a_product_are_told_apart(
+    tmp_path: Path, base: Any, adapter: Callable[..., Path]
+) -> None:
+    folder = adapter(tmp_path / "a", 4, embeddings=True)
+    file = folder / "adapter_model.safetensors"
+    renamed = {
+        key.replace("lora_embedding_A", "lora_A.weight").replace("lora_embedding_B", "lora_B.weight"): value
+        for key, value in load_file(file).items()
+    }
+    save_file(renamed, file)
+    with pytest.raises(
+        ConfigError, match="embed_tokens' is a lookup in this model, and the adapter's is not"
+    ):
+        LLM(str(base.folder), dtype="float32", lora_modules={"a": folder}, show_report=False)
+
+
+def test_who_asks_wrongly_is_told(tmp_path: Path, base: Any, adapter: Callable[..., Path]) -> None:
+    with LLM(str(base.folder), dtype="float32", show_report=False) as llm:
+        with pytest.raises(
+            RequestError, match="lora: this engine has no adapters; start it with lora_modules"
+        ):
+            llm.generate(PROMPT, GREEDY, lora="a", use_tqdm=False)
+        assert llm.report.executor["op_sets"] == ["cpu", "torch"]
+    modules = {"sql": adapter(tmp_path / "a", 4)}
+    with LLM(str(base.folder), dtype="float32", lora_modules=modules, show_report=False) as llm:
+        with pytest.raises(RequestError, match=r"no adapter 'sqk' \(did you mean 'sql'\?\); there are: sql"):
+            llm.generate(PROMPT, GREEDY, lora="sqk", use_tqdm=False)
+        with pytest.raises(RequestError, match="lora has 2 entries for 1 prompts"):
+            llm.generate(PROMPT, GREEDY, lora=["sql", None], use_tqdm=False)
+        with pytest.raises(RequestError, match="lora"):
+            llm.generate(PROMPT, SamplingParams(lora=3), use_tqdm=False)

@@ -45,10 +45,21 @@ def make(targets: Targets, ranks: dict[str, int], seed: int, dtype: torch.dtype)
 
 def native() -> NativeLora:
     ops = NativeLora()
-    reasons = ops.why_not("cpu", "float32")
-    if reasons:
-        pytest.skip(f"no native kernels here: {reasons}")
+    if ops.get(ADD) is None:
+        pytest.skip("no native kernels here")
     return ops
+
+
+def test_a_machine_without_native_kernels_takes_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_CPU_ISA", "torch")
+    ops = NativeLora()
+    assert ops.why_not("cpu", "bfloat16") == []
+    assert ops.get(ADD) is ops.get(EXPAND) is None
+    assert ops.why_not("cuda", "float16") == [
+        "device cuda (runs on: cpu)",
+        "dtype float16 (computes in: bfloat16, float32)",
+    ]
+    assert TorchLora().get("embedding") is TorchLora().linear("dense") is None
 
 
 def run(

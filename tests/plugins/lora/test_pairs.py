@@ -105,3 +105,23 @@ def test_prompt_logprobs_are_those_of_the_adapter(base: Any, modules: dict[str, 
             alone = llm.generate(prompt, params, lora=name, use_tqdm=False)[0]
             assert alone.prompt_logprobs == output.prompt_logprobs
     assert mixed[0].prompt_logprobs[1] != mixed[2].prompt_logprobs[1]
+
+
+def test_adapters_on_a_gguf_base(
+    tmp_path: Path, tiny_gguf: Callable[..., Path], adapter: Callable[..., Path]
+) -> None:
+    file = tiny_gguf(tmp_path / "base.gguf")
+    modules = {name: adapter(tmp_path / name, rank, seed=rank) for name, rank in (("a", 4), ("b", 20))}
+    prompts = [[(5 * i + k) % 64 for i in range(9 + k)] for k in range(3)]
+    names = ("a", "b", None)
+    with LLM(str(file), lora_modules=modules, show_report=False) as llm:
+        mixed = [
+            list(o.outputs[0].token_ids) for o in llm.generate(prompts, PARAMS[0], lora=names, use_tqdm=False)
+        ]
+        llm.reset_prefix_cache()
+        for name, prompt, together in zip(names, prompts, mixed, strict=True):
+            alone = llm.generate(prompt, PARAMS[0], lora=name, use_tqdm=False)[0].outputs[0].token_ids
+            assert list(alone) == together
+        plain = [list(o.outputs[0].token_ids) for o in llm.generate(prompts[:2], PARAMS[0], use_tqdm=False)]
+    assert plain[0] != mixed[0]
+    assert plain[1] != mixed[1]

@@ -16,10 +16,9 @@ from headrace.core.interfaces import (
     LinearFormat,
     LinearWrapper,
     Parallel,
-    Segment,
-    SummedProduct,
 )
 from headrace.executors.selection import Ops
+from headrace.executors.wrapping import Product, Wrapping
 from headrace.models.weights import CheckpointWeights
 
 __all__ = ["Builder"]
@@ -31,72 +30,16 @@ class _BoundLinear:
     def __init__(self, kind: LinearFormat, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
         self._apply = kind.apply
+        self._logits = kind.logits
         self._prepared = kind.prepare(weight, bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in] -> [N, out]."""
         return self._apply(x, self._prepared)
 
-
-class _SummedLinear(_BoundLinear):
-    """A product whose sums can be had, too.
-
-    narrow: rounds sums to the model's type.
-    """
-
-    def __init__(
-        self,
-        kind: LinearFormat,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        narrow: Callable[[torch.Tensor, torch.dtype], torch.Tensor],
-        dtype: torch.dtype,
-    ) -> None:
-        super().__init__(kind, weight, bias)
-        self.segments = (Segment(0, self.out_features, 0),)
-        self._logits = kind.logits
-        self._narrow = narrow
-        self._dtype = dtype
-
     def sums(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, in] -> [N, out] float32."""
+        """[N, in] -> [N, out] float32, not rounded."""
         return self._logits(x, self._prepared)
-
-    def finish(self, sums: torch.Tensor) -> torch.Tensor:
-        """[N, out] float32 -> [N, out]."""
-        return sums if self._dtype == sums.dtype else self._narrow(sums, self._dtype)
-
-
-class _GatedInTwo:
-    """A product of gate and up, then its activation, with sums to be had in between."""
-
-    def __init__(self, linear: _SummedLinear, gate: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self.segments = linear.segments
-        self.sums = linear.sums
-        self._linear = linear
-        self._gate = gate
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, in] -> [N, out]."""
-        return self._gate(self._linear(x))
-
-    def finish(self, sums: torch.Tensor) -> torch.Tensor:
-        """[N, 2 · out] float32 -> [N, out]."""
-        return self._gate(self._linear.finish(sums))
-
-
-class _Product:
-    """A product, whoever computes it, with its sizes."""
-
-    def __init__(
-        self, apply: Callable[[torch.Tensor], torch.Tensor], in_features: int, out_features: int
-    ) -> None:
-        self.in_features, self.out_features = in_features, out_features
-        self._apply = apply
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, in] -> [N, out]."""
-        return self._apply(x)
 
 
 class _OutputProjection:
@@ -142,7 +85,7 @@ class Builder:
         self._ops = ops
         self._block_size = block_size
         self._layer_prefix = layer_prefix
-        self._wrappers = tuple(wrappers)
+        self._wrapping = Wrapping(wrappers, ops.get, self.dtype)
 
     def op(self, name: str) -> Callable[..., Any]:
         """Return an op of the op set in use."""
@@ -152,23 +95,10 @@ class Builder:
         self, *names: str, in_features: int, out_features: tuple[int, ...], bias: bool = False
     ) -> Linear:
         """Build a product from the named weights, stacked over outputs."""
-        kind = self._ops.linear("dense")
-        weight, biases = self._stacked(names, in_features, out_features, bias=bias)
-        if not self._wrappers:
-            return _BoundLinear(kind, weight, biases)
-        return self._wrapped(self._summed(kind, weight, biases), names, out_features, in_features)
-
-    def _summed(self, kind: LinearFormat, weight: torch.Tensor, bias: torch.Tensor | None) -> _SummedLinear:
-        return _SummedLinear(kind, weight, bias, self._ops.get("narrow"), self.dtype)
-
-    def _wrapped(
-        self, product: SummedProduct, names: Sequence[str], out_features: Sequence[int], in_features: int
-    ) -> _Product:
-        """Let every plugin put what it likes around a product."""
-        size = sum(out_features) if isinstance(product, _SummedLinear) else sum(out_features) // 2
-        for wrapper in self._wrappers:
-            product = wrapper.wrap(self._ops.get, names, out_features, product, in_features)
-        return _Product(product, in_features, size)
+        linear = _BoundLinear(
+            self._ops.linear("dense"), *self._stacked(names, in_features, out_features, bias=bias)
+        )
+        return self._wrapping.product(linear, names, out_features, in_features) if self._wrapping else linear
 
     def gated_linear(
         self, *names: str, in_features: int, out_features: tuple[int, ...], op: str, bias: bool = False
@@ -177,10 +107,10 @@ class Builder:
         kind = self._ops.linear("dense")
         weight, biases = self._stacked(names, in_features, out_features, bias=bias)
         apply = kind.gated(weight, biases, op)
-        if self._wrappers:
-            if not isinstance(apply, SummedProduct):
-                apply = _GatedInTwo(self._summed(kind, weight, biases), self._ops.get(op))
-            return self._wrapped(apply, names, out_features, in_features)
+        if self._wrapping:
+            return self._wrapping.gated(
+                apply, lambda: _BoundLinear(kind, weight, biases), op, names, out_features, in_features
+            )
         if apply is None:
             linear, gate = _BoundLinear(kind, weight, biases), self._ops.get(op)
 
@@ -188,7 +118,7 @@ class Builder:
                 gated: torch.Tensor = gate(linear(x))
                 return gated
 
-        return _Product(apply, in_features, weight.shape[0] // 2)
+        return Product(apply, in_features, weight.shape[0] // 2)
 
     def _stacked(
         self, names: Sequence[str], in_features: int, out_features: Sequence[int], *, bias: bool
@@ -204,23 +134,16 @@ class Builder:
     def lm_head(self, name: str, vocab_size: int, hidden_size: int) -> Linear:
         """Build the output projection."""
         weight = self.weights.take(f"{name}.weight", (vocab_size, hidden_size))
-        return self._wrapped_head(name, _OutputProjection(self._ops.linear("dense"), weight))
-
-    def _wrapped_head(self, name: str, head: Linear) -> Linear:
-        for wrapper in self._wrappers:
-            head = wrapper.wrap_head(self._ops.get, name, head)
-        return head
+        return self._wrapping.head(name, _OutputProjection(self._ops.linear("dense"), weight))
 
     def tied_embedding(self, weight: torch.Tensor) -> tuple[Embedding, Linear]:
         """Return the lookup and the output projection that share a weight."""
         projection = _OutputProjection(self._ops.linear("dense"), weight)
-        return projection.rows, self._wrapped_head("lm_head", projection)
+        return projection.rows, self._wrapping.head("lm_head", projection)
 
     def embedding(self, name: str, lookup: Embedding, shape: tuple[int, int]) -> Embedding:
-        """Let every plugin put what it likes around a lookup."""
-        for wrapper in self._wrappers:
-            lookup = wrapper.wrap_embedding(self._ops.get, name, lookup, shape)
-        return lookup
+        """Return the lookup to use."""
+        return self._wrapping.embedding(name, lookup, shape)
 
     def attention(self, name: str, spec: AttentionSpec, *, scale: float) -> AttentionLayer:
         """Declare an attention layer."""

@@ -8,8 +8,17 @@ from typing import Any
 import torch
 
 from headrace.core.errors import CheckpointError
-from headrace.core.interfaces import AttentionLayer, AttentionSpec, Embedding, Linear, LinearFormat, Parallel
+from headrace.core.interfaces import (
+    AttentionLayer,
+    AttentionSpec,
+    Embedding,
+    Linear,
+    LinearFormat,
+    LinearWrapper,
+    Parallel,
+)
 from headrace.executors.selection import Ops
+from headrace.executors.wrapping import Product, Wrapping
 from headrace.models.weights import CheckpointWeights
 
 __all__ = ["Builder"]
@@ -21,25 +30,16 @@ class _BoundLinear:
     def __init__(self, kind: LinearFormat, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
         self._apply = kind.apply
+        self._logits = kind.logits
         self._prepared = kind.prepare(weight, bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in] -> [N, out]."""
         return self._apply(x, self._prepared)
 
-
-class _GatedLinear:
-    """A product of gate and up, and its activation."""
-
-    def __init__(
-        self, apply: Callable[[torch.Tensor], torch.Tensor], in_features: int, out_features: int
-    ) -> None:
-        self.in_features, self.out_features = in_features, out_features
-        self._apply = apply
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, in] -> [N, out]."""
-        return self._apply(x)
+    def sums(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, in] -> [N, out] float32, not rounded."""
+        return self._logits(x, self._prepared)
 
 
 class _OutputProjection:
@@ -72,6 +72,7 @@ class Builder:
         max_model_len: int,
         block_size: int,
         layer_prefix: str = "",
+        wrappers: Sequence[LinearWrapper] = (),
     ) -> None:
         self.config = config
         self.weights = weights
@@ -84,6 +85,7 @@ class Builder:
         self._ops = ops
         self._block_size = block_size
         self._layer_prefix = layer_prefix
+        self._wrapping = Wrapping(wrappers, ops.get, self.dtype)
 
     def op(self, name: str) -> Callable[..., Any]:
         """Return an op of the op set in use."""
@@ -93,9 +95,10 @@ class Builder:
         self, *names: str, in_features: int, out_features: tuple[int, ...], bias: bool = False
     ) -> Linear:
         """Build a product from the named weights, stacked over outputs."""
-        return _BoundLinear(
+        linear = _BoundLinear(
             self._ops.linear("dense"), *self._stacked(names, in_features, out_features, bias=bias)
         )
+        return self._wrapping.product(linear, names, out_features, in_features) if self._wrapping else linear
 
     def gated_linear(
         self, *names: str, in_features: int, out_features: tuple[int, ...], op: str, bias: bool = False
@@ -104,6 +107,10 @@ class Builder:
         kind = self._ops.linear("dense")
         weight, biases = self._stacked(names, in_features, out_features, bias=bias)
         apply = kind.gated(weight, biases, op)
+        if self._wrapping:
+            return self._wrapping.gated(
+                apply, lambda: _BoundLinear(kind, weight, biases), op, names, out_features, in_features
+            )
         if apply is None:
             linear, gate = _BoundLinear(kind, weight, biases), self._ops.get(op)
 
@@ -111,7 +118,7 @@ class Builder:
                 gated: torch.Tensor = gate(linear(x))
                 return gated
 
-        return _GatedLinear(apply, in_features, weight.shape[0] // 2)
+        return Product(apply, in_features, weight.shape[0] // 2)
 
     def _stacked(
         self, names: Sequence[str], in_features: int, out_features: Sequence[int], *, bias: bool
@@ -127,12 +134,16 @@ class Builder:
     def lm_head(self, name: str, vocab_size: int, hidden_size: int) -> Linear:
         """Build the output projection."""
         weight = self.weights.take(f"{name}.weight", (vocab_size, hidden_size))
-        return _OutputProjection(self._ops.linear("dense"), weight)
+        return self._wrapping.head(name, _OutputProjection(self._ops.linear("dense"), weight))
 
     def tied_embedding(self, weight: torch.Tensor) -> tuple[Embedding, Linear]:
         """Return the lookup and the output projection that share a weight."""
         projection = _OutputProjection(self._ops.linear("dense"), weight)
-        return projection.rows, projection
+        return projection.rows, self._wrapping.head("lm_head", projection)
+
+    def embedding(self, name: str, lookup: Embedding, shape: tuple[int, int]) -> Embedding:
+        """Return the lookup to use."""
+        return self._wrapping.embedding(name, lookup, shape)
 
     def attention(self, name: str, spec: AttentionSpec, *, scale: float) -> AttentionLayer:
         """Declare an attention layer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from headrace.core.interfaces import (
     GraphRecorder,
     KVCacheLayout,
     KVCacheSpec,
+    LinearWrapper,
     Model,
 )
 from headrace.core.interfaces.build import ExecutorBuild
@@ -49,12 +50,17 @@ class LoadedModel:
     sampling: SamplingOps
     report: dict[str, Any]
     """Facts for the start-up report."""
+    wrappers: Sequence[LinearWrapper] = ()
+    """What stands around its products."""
 
 
-def load_model(build: ExecutorBuild, device: str, layer_prefix: str = "") -> LoadedModel:
+def load_model(
+    build: ExecutorBuild, device: str, layer_prefix: str = "", wrappers: Sequence[LinearWrapper] = ()
+) -> LoadedModel:
     """Open, check, build and load the model. Raises `CheckpointError` or `ConfigError`.
 
     layer_prefix: goes before the names of its attention layers; a second model beside another needs one.
+    wrappers: stand around its products.
     """
     started = time.perf_counter()
     checkpoint = build.checkpoint or open_checkpoint(build.model_path, build.registry)
@@ -70,6 +76,7 @@ def load_model(build: ExecutorBuild, device: str, layer_prefix: str = "") -> Loa
         max_model_len=build.max_model_len,
         block_size=build.config.cache.block_size,
         layer_prefix=layer_prefix,
+        wrappers=wrappers,
     )
     with torch.inference_mode():
         model = definition.build(builder)
@@ -86,7 +93,7 @@ def load_model(build: ExecutorBuild, device: str, layer_prefix: str = "") -> Loa
         "device": device,
         "attention_backend": backend.name,
         "attention_refused": refused,
-        "op_sets": ops.names,
+        "op_sets": ops.names_used,
         "op_sets_refused": ops.refused,
         "causal": all(spec.causal for spec in specs),
         # What the bridge computes outside of products and attention is transformers' and promises nothing.
@@ -96,7 +103,9 @@ def load_model(build: ExecutorBuild, device: str, layer_prefix: str = "") -> Loa
         "fingerprint": _fingerprint(build, backend, ops),
         "load_seconds": time.perf_counter() - started,
     }
-    return LoadedModel(model, checkpoint.config, backend, builder.layers, device, recorder, sampling, report)
+    return LoadedModel(
+        model, checkpoint.config, backend, builder.layers, device, recorder, sampling, report, wrappers
+    )
 
 
 def _fingerprint(build: ExecutorBuild, backend: AttentionBackend, ops: Ops) -> str:

@@ -295,10 +295,13 @@ def embedding_and_head(
 ) -> tuple[Embedding, Linear]:
     """Build the lookup from `NAME.weight` and the output projection: from the same where they are tied."""
     weight = build.weights.take(f"{name}.weight", (vocab_size, hidden_size))
+    lookup: Embedding
     if tied:
         set_tied_aside(build, "lm_head.weight", f"{name}.weight", weight)
-        return build.tied_embedding(weight)
-    return _Lookup(build, weight), build.lm_head("lm_head", vocab_size, hidden_size)
+        lookup, head = build.tied_embedding(weight)
+    else:
+        lookup, head = _Lookup(build, weight), build.lm_head("lm_head", vocab_size, hidden_size)
+    return build.embedding(name, lookup, (vocab_size, hidden_size)), head
 
 
 class _Lookup:

@@ -58,6 +58,8 @@ from headrace.core.interfaces.runner import (
 )
 from headrace.core.interfaces.scheduling import Constraint, EngineListener, Scheduler, SchedulingPolicy, Wait
 from headrace.core.interfaces.text import InputProcessor, ProcessedInput, Tokenizer
+from headrace.core.interfaces.variants import ModelVariant, ModelVariants
+from headrace.core.interfaces.wrapping import LinearWrapper, Segment, SummedProduct
 
 __all__ = [
     "AttentionBackend",
@@ -91,12 +93,15 @@ __all__ = [
     "KVCacheSpec",
     "Linear",
     "LinearFormat",
+    "LinearWrapper",
     "LogitsProcessor",
     "LogitsRow",
     "Model",
     "ModelBuild",
     "ModelDefinition",
     "ModelSource",
+    "ModelVariant",
+    "ModelVariants",
     "Op",
     "OpSet",
     "Parallel",
@@ -112,8 +117,10 @@ __all__ = [
     "RunnerListener",
     "Scheduler",
     "SchedulingPolicy",
+    "Segment",
     "SelectableProcessor",
     "StepHandle",
+    "SummedProduct",
     "Tokenizer",
     "ToolParser",
     "Vocabulary",

@@ -310,6 +310,7 @@ def test_plugins_that_are_not_essential_can_be_switched_off_one_at_a_time() -> N
         "bad_words",
         "processors",
         "speculative",
+        "lora",
         "structured",
         "llguidance",
     }

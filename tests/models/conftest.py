@@ -116,6 +116,9 @@ class DenseBuild:
     def tied_embedding(self, weight: torch.Tensor) -> tuple[Embedding, DenseLinear]:
         return lambda ids: F.embedding(ids, weight), DenseLinear(weight, None)
 
+    def embedding(self, name: str, lookup: Embedding, shape: tuple[int, int]) -> Embedding:
+        return lookup
+
     def attention(self, name: str, spec: AttentionSpec, *, scale: float) -> AttentionLayer:
         layer = AttentionLayer(
             name,

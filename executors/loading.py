@@ -24,6 +24,7 @@ from headrace.core.interfaces import (
 from headrace.core.interfaces.build import ExecutorBuild
 from headrace.core.kv.layout import layout_for
 from headrace.executors.build import Builder
+from headrace.executors.quantizing import choose_quantization
 from headrace.executors.sampler import SamplingOps
 from headrace.executors.scoring import score
 from headrace.executors.selection import Ops, choose_attention, torch_dtype
@@ -61,6 +62,8 @@ def load_model(build: ExecutorBuild, device: str, layer_prefix: str = "") -> Loa
     with reading_configuration(checkpoint):
         definition, _ = definition_for(checkpoint.config, build.registry, build.config.model_impl)
     ops = Ops(build.registry, device, build.dtype)
+    with reading_configuration(checkpoint):
+        method = choose_quantization(build.registry, build.config.quantization, checkpoint)
     weights = CheckpointWeights(checkpoint, torch_dtype(build.dtype))
     builder = Builder(
         config=checkpoint.config,
@@ -70,6 +73,7 @@ def load_model(build: ExecutorBuild, device: str, layer_prefix: str = "") -> Loa
         max_model_len=build.max_model_len,
         block_size=build.config.cache.block_size,
         layer_prefix=layer_prefix,
+        quantizer=None if method is None else method.begin(checkpoint),
     )
     with torch.inference_mode():
         model = definition.build(builder)
@@ -82,6 +86,8 @@ def load_model(build: ExecutorBuild, device: str, layer_prefix: str = "") -> Loa
         "architecture": checkpoint.config["architectures"][0],
         "parameters": sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values()),
         "weights_bytes": weights.bytes,
+        "quantization": None if method is None else method.name,
+        "linear_formats": ops.linear_formats,
         "dtype": build.dtype,
         "device": device,
         "attention_backend": backend.name,
@@ -107,6 +113,7 @@ def _fingerprint(build: ExecutorBuild, backend: AttentionBackend, ops: Ops) -> s
         backend.numerics,
         ops.numerics,
         sorted(set(ops.used)),
+        build.config.quantization,
         build.dtype,
         build.config.cache.block_size,
         build.config.parallel.tensor_parallel_size,

@@ -36,6 +36,14 @@ from headrace.core.interfaces.model import (
     Weights,
 )
 from headrace.core.interfaces.ops import LinearFormat, Op, OpSet
+from headrace.core.interfaces.quantization import (
+    ChannelWeight,
+    GroupedWeight,
+    QuantizationMethod,
+    QuantizedWeight,
+    QuantizedWeights,
+    WeightQuantizer,
+)
 from headrace.core.interfaces.runner import (
     BatchRow,
     LogitsProcessor,
@@ -56,6 +64,7 @@ __all__ = [
     "AttentionSpec",
     "BatchRow",
     "CacheSpec",
+    "ChannelWeight",
     "Checkpoint",
     "CheckpointTensor",
     "Constraint",
@@ -70,6 +79,7 @@ __all__ = [
     "GrammarSpec",
     "Graph",
     "GraphRecorder",
+    "GroupedWeight",
     "InputProcessor",
     "KVCacheGroup",
     "KVCacheLayout",
@@ -90,6 +100,9 @@ __all__ = [
     "ProcessedInput",
     "ProcessorFactory",
     "Proposer",
+    "QuantizationMethod",
+    "QuantizedWeight",
+    "QuantizedWeights",
     "RecordError",
     "RunnerBatch",
     "RunnerListener",
@@ -101,5 +114,6 @@ __all__ = [
     "Vocabulary",
     "Wait",
     "WeightLoader",
+    "WeightQuantizer",
     "Weights",
 ]

@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 
 from headrace.backends.cpu.arena import GrowingArena
+from headrace.backends.cpu.gated import GatedPanels
 from headrace.backends.cpu.library import Functions, Kernels, pointer
-from headrace.core.interfaces.wrapping import Segment
+from headrace.backends.cpu.panels import PANEL, interleaved
 
 __all__ = ["PackedLinear"]
 
-PANEL = 32
-"""Outputs that lie together; inputs are padded to a multiple of it, too."""
+STEP = 32
+"""Inputs are padded to a multiple of it."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class PackedLinear:
         """Pack a weight [out, in]."""
         weight = weight.contiguous()
         out, inputs = weight.shape
-        panels, padded = -(-out // PANEL), -(-inputs // PANEL) * PANEL
+        panels, padded = -(-out // PANEL), -(-inputs // STEP) * STEP
         data = self._arena.empty((panels * PANEL * padded,), weight.dtype)
         self._pack[weight.dtype](weight.data_ptr(), out, inputs, padded, data.data_ptr())
         if bias is not None:
@@ -62,13 +63,13 @@ class PackedLinear:
     def apply(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
         """[N, in] -> [N, out]."""
         y = x.new_empty(x.shape[0], prepared.out_features)
-        self.multiply(self._linear, x, prepared, y)
+        self._multiply(self._linear, x, prepared, y)
         return y
 
     def logits(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
         """[N, in] -> [N, out] float32, not rounded on the way."""
         y = x.new_empty((x.shape[0], prepared.out_features), dtype=torch.float32)
-        self.multiply(self._logits, x, prepared, y)
+        self._multiply(self._logits, x, prepared, y)
         return y
 
     def gated(
@@ -78,11 +79,17 @@ class PackedLinear:
         kernels = self._gated.get(op)
         if kernels is None:
             return None
-        packed = self.prepare(_interleaved(weight), None if bias is None else _interleaved(bias))
-        return _GatedPanels(self, packed, weight.shape[0] // 2, *kernels)
+        stacked = self.prepare(interleaved(weight), None if bias is None else interleaved(bias))
+        packed = replace(stacked, out_features=weight.shape[0] // 2)
+        linear, finish = kernels
+        return GatedPanels(
+            lambda x, y: self._multiply(linear, x, packed, y),
+            lambda x: self.logits(x, stacked),
+            finish,
+            packed.out_features,
+        )
 
-    def multiply(self, kernel: Functions, x: torch.Tensor, packed: _Packed, y: torch.Tensor) -> None:
-        """Run a kernel over x [N, in] into y [N, packed.out_features]."""
+    def _multiply(self, kernel: Functions, x: torch.Tensor, packed: _Packed, y: torch.Tensor) -> None:
         if packed.padded != packed.in_features:
             x = F.pad(x, (0, packed.padded - packed.in_features))
         kernel[x.dtype](
@@ -97,8 +104,8 @@ class PackedLinear:
             packed.out_features,
         )
 
-    def rows(self, ids: torch.Tensor, prepared: Any) -> torch.Tensor:
-        """Return rows `ids` [N] int64 of the weight, [N, in]."""
+    def rows(self, ids: torch.Tensor, prepared: Any, dtype: torch.dtype) -> torch.Tensor:
+        """Return rows `ids` [N] int64 of the weight, [N, in], in its own type, which is `dtype`."""
         packed: _Packed = prepared
         out = packed.data.new_empty(ids.shape[0], packed.in_features)
         self._rows[out.dtype](
@@ -110,48 +117,3 @@ class PackedLinear:
             out.data_ptr(),
         )
         return out
-
-
-class _GatedPanels:
-    """A product of gate and up, activated while its sums are in registers; a `SummedProduct`."""
-
-    def __init__(
-        self, format: PackedLinear, stacked: _Packed, out_features: int, linear: Functions, finish: Functions
-    ) -> None:
-        self.segments = (
-            Segment(0, out_features, 0, PANEL),
-            Segment(out_features, 2 * out_features, PANEL // 2, PANEL),
-        )
-        self._format = format
-        self._stacked = stacked
-        self._packed = replace(stacked, out_features=out_features)
-        self._linear = linear
-        self._finish = finish
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, in] -> [N, out]."""
-        y = x.new_empty(x.shape[0], self._packed.out_features)
-        self._format.multiply(self._linear, x, self._packed, y)
-        return y
-
-    def sums(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, in] -> [N, panels · 32] float32: 16 of the gate and 16 of what it gates, in turns."""
-        return self._format.logits(x, self._stacked)
-
-    def finish(self, sums: torch.Tensor) -> torch.Tensor:
-        """[N, panels · 32] float32 -> [N, out]."""
-        rows, dtype, size = sums.shape[0], self._packed.data.dtype, self._packed.out_features
-        y = sums.new_empty((rows, size), dtype=dtype)
-        self._finish[dtype](sums.data_ptr(), rows, sums.shape[1], size, y.data_ptr())
-        return y
-
-
-def _interleaved(stacked: torch.Tensor) -> torch.Tensor:
-    """[2 · out, …] -> [panels · 32, …]: the halves' rows in turns of 16, with zeros for those that are missing."""
-    half = stacked.shape[0] // 2
-    missing = -half % (PANEL // 2)
-    parts = [
-        F.pad(part, (0,) * (2 * part.ndim - 1) + (missing,)).unflatten(0, (-1, PANEL // 2))
-        for part in stacked.split(half)
-    ]
-    return torch.stack(parts, dim=1).flatten(0, 2)

@@ -19,6 +19,7 @@ BUILTIN = (
     "headrace.plugins.penalties",
     "headrace.plugins.processors",
     "headrace.plugins.speculative",
+    "headrace.plugins.quantization",
     "headrace.plugins.lora",
     "headrace.plugins.engine_metrics",
     "headrace.plugins.pooling",

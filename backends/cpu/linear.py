@@ -14,7 +14,7 @@ from headrace.backends.cpu.gated import GatedPanels
 from headrace.backends.cpu.library import Functions, Kernels, pointer
 from headrace.backends.cpu.panels import PANEL, interleaved
 
-__all__ = ["PackedLinear"]
+__all__ = ["GatedPanels", "PackedLinear"]
 
 STEP = 32
 """Inputs are padded to a multiple of it."""

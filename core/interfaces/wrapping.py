@@ -56,7 +56,7 @@ class SummedProduct(Protocol):
         ...
 
     def finish(self, sums: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """[N, S] float32 -> [N, out]; may return `sums` itself."""
+        """[N, S] float32 -> [N, out] in `dtype`; may return `sums` itself."""
         ...
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from headrace.backends.cpu.library import DTYPES, KernelLibrary
 from headrace.core.errors import ConfigError
 from headrace.core.interfaces import AttentionBackend, GraphRecorder, LinearFormat, Op
 from headrace.plugins.lora.adapter import unpacked
+from headrace.plugins.lora.kernels import KERNELS, kernel_sources
 from headrace.plugins.lora.modules import Product
 from headrace.plugins.lora.slots import RowPlan, Slots
 
@@ -30,7 +30,6 @@ EXPAND = "lora_expand"
 
 logger = logging.getLogger("headrace")
 
-_SOURCE = Path(__file__).parent / "csrc" / "lora.cpp"
 _SIGNATURES = {"lora_shrink": "PIIPPIPIIIP", "lora_expand": "PPIPPIPIIIPI"}
 
 
@@ -45,7 +44,7 @@ class NativeLora:
         if tier is None:
             return f"{ISA_VARIABLE} is 'torch'"
         try:
-            path = build_kernels([_SOURCE], tier, name="headrace_lora", headers=kernel_headers())
+            path = build_kernels(kernel_sources(), tier, name=KERNELS, headers=kernel_headers())
             return KernelLibrary(path, _SIGNATURES)
         except KernelBuildError as error:
             logger.warning("adapters run without native kernels, which is slow: %s", error)

@@ -8,7 +8,7 @@ import torch
 
 from headrace.core.interfaces.quantization import GroupedWeight
 
-__all__ = ["asymmetric", "packed_words", "unpacked_words"]
+__all__ = ["asymmetric", "unpacked_words"]
 
 
 def unpacked_words(
@@ -23,16 +23,6 @@ def unpacked_words(
     wide: torch.Tensor = words.movedim(dim, -1)[..., None] >> shifts
     numbers = torch.bitwise_and(wide, 2**bits - 1).to(torch.uint8)
     return numbers.flatten(-2).movedim(-1, dim).contiguous()
-
-
-def packed_words(numbers: torch.Tensor, bits: int) -> torch.Tensor:
-    """uint8 numbers [out, in] -> int32 words [out, in · bits / 32], lowest bits first, the last filled up with 0."""
-    many = 32 // bits
-    padded = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % many)).to(torch.int64)
-    shifts = torch.arange(many, dtype=torch.int64) * bits
-    words = (padded.view(numbers.shape[0], -1, many) << shifts).sum(-1)
-    # The highest bit is the sign's.
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
 
 def asymmetric(

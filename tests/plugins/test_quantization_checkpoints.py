@@ -49,7 +49,7 @@ def words(numbers: torch.Tensor, bits: int, places: tuple[int, ...] | None = Non
 def drawn(
     weight: torch.Tensor, bits: int, *, asymmetric: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes [out, in], scales [out, groups] float16 and zeros [out, groups] that stand """
+    """Codes [out, in], scales [out, groups] float16 and zeros [out, groups] that stand"""
     out, inputs = weight.shape
     groups = inputs // GROUP
     generator = torch.Generator().manual_seed(out * inputs)

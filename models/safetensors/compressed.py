@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,13 +13,9 @@ from headrace.core.interfaces.quantization import ChannelWeight, GroupedWeight, 
 
 __all__ = ["compressed_config", "compressed_tensors"]
 
-BY_TOKEN = {
-    "num_bits": 8,
-    "type": "int",
-    "strategy": "token",
-    "dynamic": True,
-    "symmetric": True,
-}
+BY_TOKEN = MappingProxyType(
+    {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
+)
 
 
 def compressed_tensors(weight: QuantizedWeight) -> dict[str, torch.Tensor]:
@@ -46,32 +43,43 @@ def _words(codes: torch.Tensor, bits: int) -> torch.Tensor:
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
 
-def compressed_config(weights: Sequence[QuantizedWeight], ignored: Sequence[str]) -> dict[str, Any]:
-    """Return the `quantization_config` of weights of one form.
+def compressed_config(weights: Mapping[str, QuantizedWeight], ignored: Sequence[str]) -> dict[str, Any]:
+    """Return the `quantization_config` of weights, by the names of their products.
 
-    ignored: names of layers that stay as they are.
+    The form that most have is that of all linear layers; others are named. ignored: layers that stay as they are.
     """
-    first = weights[0]
-    bits = 8 if isinstance(first, ChannelWeight) else first.bits
-    scheme: dict[str, Any] = {"num_bits": bits, "type": "int", "symmetric": True, "dynamic": False}
-    if isinstance(first, GroupedWeight) and first.group_size < first.shape[1]:
-        scheme |= {"strategy": "group", "group_size": first.group_size}
-    else:
-        scheme |= {"strategy": "channel", "group_size": None}
-    rounded = isinstance(first, ChannelWeight)
-    format = "int-quantized" if rounded else "pack-quantized"
-    group = {
-        "targets": ["Linear"],
-        "weights": scheme,
-        "input_activations": BY_TOKEN if rounded else None,
-        "output_activations": None,
-        "format": format,
-    }
+    forms: dict[str, list[str]] = {}
+    schemes: dict[str, dict[str, Any]] = {}
+    for name, weight in weights.items():
+        scheme = _scheme(weight)
+        forms.setdefault(repr(scheme), []).append(name)
+        schemes[repr(scheme)] = scheme
+    most, *others = sorted(forms, key=lambda form: -len(forms[form]))
+    groups = {"group_0": {"targets": ["Linear"], **schemes[most]}}
+    for number, form in enumerate(others, 1):
+        groups[f"group_{number}"] = {"targets": forms[form], **schemes[form]}
     return {
         "quant_method": "compressed-tensors",
-        "format": format,
+        "format": schemes[most]["format"],
         "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
+        "config_groups": groups,
         "ignore": list(ignored),
         "kv_cache_scheme": None,
+    }
+
+
+def _scheme(weight: QuantizedWeight) -> dict[str, Any]:
+    """How one weight is held."""
+    rounded = isinstance(weight, ChannelWeight)
+    bits = 8 if isinstance(weight, ChannelWeight) else weight.bits
+    numbers: dict[str, Any] = {"num_bits": bits, "type": "int", "symmetric": True, "dynamic": False}
+    if isinstance(weight, GroupedWeight) and weight.group_size < weight.shape[1]:
+        numbers |= {"strategy": "group", "group_size": weight.group_size}
+    else:
+        numbers |= {"strategy": "channel", "group_size": None}
+    return {
+        "weights": numbers,
+        "input_activations": dict(BY_TOKEN) if rounded else None,
+        "output_activations": None,
+        "format": "int-quantized" if rounded else "pack-quantized",
     }

@@ -81,13 +81,8 @@ class Int4(_Online):
 
     def why_not(self, checkpoint: Checkpoint) -> list[str]:
         """Weights whose inputs make up no whole groups."""
-        found: dict[int, str] = {}
-        for name, tensor in checkpoint.tensors.items():
-            product = ".layers." in name and name.endswith("proj.weight") and len(tensor.shape) == 2
-            if product and not self.left_out(name.removesuffix(".weight")):
-                found.setdefault(tensor.shape[1], name)
         reasons = []
-        for inputs, name in found.items():
+        for inputs, name in self._inputs(checkpoint).items():
             dividing = [size for size in sorted(GROUPS) if inputs % size == 0]
             asked = self._options.group_size
             if not dividing or (asked is not None and asked not in dividing):
@@ -100,7 +95,20 @@ class Int4(_Online):
 
     def begin(self, checkpoint: Checkpoint) -> _Int4Quantizer:
         """Start on a checkpoint."""
-        return _Int4Quantizer(self, self._options.group_size, int(checkpoint.config.get("vocab_size", 0)))
+        inputs = self._inputs(checkpoint)
+        # One size for all, where there is one: checkpoints with several are not read everywhere.
+        common = next((size for size in GROUPS if all(one % size == 0 for one in inputs)), None)
+        size = self._options.group_size or common
+        return _Int4Quantizer(self, size, int(checkpoint.config.get("vocab_size", 0)))
+
+    def _inputs(self, checkpoint: Checkpoint) -> dict[int, str]:
+        """Numbers of inputs that products have, each with the name of the first that has it."""
+        found: dict[int, str] = {}
+        for name, tensor in checkpoint.tensors.items():
+            product = ".layers." in name and name.endswith("proj.weight") and len(tensor.shape) == 2
+            if product and not self.left_out(name.removesuffix(".weight")):
+                found.setdefault(tensor.shape[1], name)
+        return found
 
 
 class _Int4Quantizer:

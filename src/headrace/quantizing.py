@@ -77,14 +77,14 @@ def quantize_checkpoint(
     dtype = _dtype(checkpoint)
     weights = CheckpointWeights(checkpoint, getattr(torch, dtype))
     written: dict[str, torch.Tensor] = {}
-    kept: list[QuantizedWeight] = []
+    kept: dict[str, QuantizedWeight] = {}
     layers, ignored = [], ["lm_head"]
     for name, weight in _quantized(checkpoint, method, weights):
         tick()
         if weight is None:
             ignored.append(name)
             continue
-        kept.append(_light(weight))
+        kept[name] = _light(weight)
         written |= {f"{name}.{end}": tensor for end, tensor in compressed_tensors(weight).items()}
         layers.append(_judged(name, weight, weights))
     if not kept:
@@ -113,7 +113,7 @@ def _quantized(
 
 
 def _light(weight: QuantizedWeight) -> QuantizedWeight:
-    """A weight of the same form, one output of it: what the configuration is written from."""
+    """One output of a weight: of its form, which the configuration is written from."""
     if isinstance(weight, ChannelWeight):
         return ChannelWeight(weight.codes[:1], weight.scales[:1])
     return GroupedWeight(weight.codes[:1], weight.bits, weight.zero, weight.group_size, weight.scales[:1])

@@ -164,11 +164,8 @@ class Builder:
         """Take the weights of a stack; those that follow each other in one format are one."""
         stacks: list[tuple[str, list[Any], list[torch.Tensor], int]] = []
         for name, out in zip(names, out_features, strict=True):
-            quantized = self._quantized(name, (out, in_features))
-            format = "dense" if quantized is None else quantized.format
-            value = (
-                self.weights.take(f"{name}.weight", (out, in_features)) if quantized is None else quantized
-            )
+            value = self._weight(name, (out, in_features))
+            format = "dense" if isinstance(value, torch.Tensor) else value.format
             own = [self.weights.take(f"{name}.bias", (out,))] if bias else []
             if stacks and stacks[-1][0] == format:
                 _, values, biases, before = stacks[-1]
@@ -186,18 +183,19 @@ class Builder:
             for format, values, biases, out in stacks
         ]
 
-    def _quantized(self, name: str, shape: tuple[int, int]) -> QuantizedWeight | None:
-        """Ask the quantization method for a weight, and count the memory it will take."""
-        if self._quantizer is None:
-            return None
-        weight = self._quantizer.weight(name, shape, self.weights)
-        if weight is not None:
-            if weight.shape != shape:
-                raise CheckpointError(
-                    f"{name}: the quantized weight has the shape {list(weight.shape)}; the model's configuration "
-                    f"asks for {list(shape)}"
-                )
-            self.weights.hold(f"{name}.weight", weight.nbytes)
+    def _weight(self, name: str, shape: tuple[int, int]) -> QuantizedWeight | torch.Tensor:
+        """Take a weight as the quantization method has it, else as numbers; count the memory it will take."""
+        weight = None if self._quantizer is None else self._quantizer.weight(name, shape, self.weights)
+        if weight is None:
+            return self.weights.take(f"{name}.weight", shape)
+        if tuple(weight.shape) != shape:
+            raise CheckpointError(
+                f"{name}: the quantized weight has the shape {list(weight.shape)}; the model's configuration asks "
+                f"for {list(shape)}"
+            )
+        if isinstance(weight, torch.Tensor):
+            weight = weight.to(self.dtype)
+        self.weights.hold(f"{name}.weight", weight.nbytes)
         return weight
 
     def lm_head(self, name: str, vocab_size: int, hidden_size: int) -> Linear:

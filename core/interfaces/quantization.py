@@ -127,9 +127,12 @@ class QuantizedWeights(Protocol):
 class WeightQuantizer(Protocol):
     """A method at work on one checkpoint."""
 
-    def weight(self, name: str, shape: tuple[int, int], weights: QuantizedWeights) -> QuantizedWeight | None:
+    def weight(
+        self, name: str, shape: tuple[int, int], weights: QuantizedWeights
+    ) -> QuantizedWeight | torch.Tensor | None:
         """Return the weight [out, in] of the product `name`; None: it is not quantized.
 
+        A tensor is a weight that was decoded, to be held as numbers of the type to compute in.
         name: without `.weight`. Raises `CheckpointError` where tensors are missing or of other shapes.
         """
         ...

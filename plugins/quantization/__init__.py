@@ -9,15 +9,17 @@ Here is who says how weights are held. How products with them are computed is th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from headrace.core.plugin.hookspecs import hookimpl
+from headrace.plugins.quantization.options import Options
 
 if TYPE_CHECKING:
     from headrace.core.interfaces import QuantizationMethod
     from headrace.core.plugin.registry import Registrar
 
-__all__ = ["headrace_api", "headrace_register", "name"]
+__all__ = ["Options", "headrace_api", "headrace_register", "name"]
 
 name = "quantization"
 headrace_api = ">=1,<2"
@@ -29,21 +31,56 @@ def _gguf() -> QuantizationMethod:
     return GGUFMethod()
 
 
-def _int8() -> QuantizationMethod:
+def _compressed_tensors() -> QuantizationMethod:
+    from headrace.plugins.quantization.compressed_tensors import CompressedTensorsMethod
+
+    return CompressedTensorsMethod()
+
+
+def _gptq() -> QuantizationMethod:
+    from headrace.plugins.quantization.gptq import GPTQMethod
+
+    return GPTQMethod()
+
+
+def _awq() -> QuantizationMethod:
+    from headrace.plugins.quantization.awq import AWQMethod
+
+    return AWQMethod()
+
+
+def _fp8() -> QuantizationMethod:
+    from headrace.plugins.quantization.fp8 import FP8Method
+
+    return FP8Method()
+
+
+def _int8(options: Options) -> QuantizationMethod:
     from headrace.plugins.quantization.online import Int8
 
-    return Int8()
+    return Int8(options)
 
 
-def _w8a8() -> QuantizationMethod:
+def _int4(options: Options) -> QuantizationMethod:
+    from headrace.plugins.quantization.online import Int4
+
+    return Int4(options)
+
+
+def _w8a8(options: Options) -> QuantizationMethod:
     from headrace.plugins.quantization.online import W8A8
 
-    return W8A8()
+    return W8A8(options)
 
 
 @hookimpl
-def headrace_register(registrar: Registrar, options: Any) -> None:
+def headrace_register(registrar: Registrar, options: Options) -> None:
     """Register the methods; torch is imported when an engine asks for one."""
     registrar.quantization("gguf", _gguf)
-    registrar.quantization("int8", _int8)
-    registrar.quantization("w8a8", _w8a8)
+    registrar.quantization("int8", partial(_int8, options))
+    registrar.quantization("int4", partial(_int4, options))
+    registrar.quantization("w8a8", partial(_w8a8, options))
+    registrar.quantization("compressed-tensors", _compressed_tensors)
+    registrar.quantization("gptq", _gptq)
+    registrar.quantization("awq", _awq)
+    registrar.quantization("fp8", _fp8)

@@ -9,7 +9,7 @@ import torch
 
 from headrace import LLM, SamplingParams
 from headrace.core.errors import ConfigError
-from headrace.plugins.quantization.online import by_channel
+from headrace.plugins.quantization.rounding import by_channel, by_group
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
@@ -50,3 +50,56 @@ def test_the_fingerprint_tells_methods_apart(tiny_llama_folder: Path) -> None:
         with LLM(str(tiny_llama_folder), quantization=method, show_report=False) as llm:
             found.add(llm.report.executor["fingerprint"])
     assert len(found) == 2
+
+
+def test_codes_of_groups_err_little() -> None:
+    """Never more than plain rounding to the whole range, and much less where one number stands out."""
+    torch.manual_seed(0)
+    weight = torch.randn(16, 128)
+    weight[0, 5], weight[1] = 12.0, 0.0
+    codes, scales = by_group(weight, 32)
+    got = ((codes.float() - 8).view(16, 4, 32) * scales.float()[:, :, None]).view(16, 128)
+    plain = (weight.view(16, 4, 32).abs().amax(2) / 7).bfloat16().float()[:, :, None]
+    rounded = torch.round(weight.view(16, 4, 32) / plain.clamp(1e-9)).clamp(-8, 7) * plain
+    errors = ((got - weight) ** 2).view(16, 4, 32).sum(2)
+    assert (errors <= ((rounded.view(16, 128) - weight) ** 2).view(16, 4, 32).sum(2)).all()
+    assert not got[1].any()
+    assert codes.dtype == torch.uint8
+    assert int(codes.max()) <= 15
+
+
+@pytest.mark.weights
+def test_int4_takes_a_quarter(smollm2_path: Path) -> None:
+    with LLM(str(smollm2_path), quantization="int4", max_model_len=256, show_report=False) as llm:
+        facts = llm.report.executor
+        assert facts["linear_formats"] == {"grouped": "cpu"}
+        assert (
+            facts["weights_bytes"] < 0.36 * 2 * facts["parameters"]
+        )  # the head holds 8 bits, and is a fifth
+        question = [{"role": "user", "content": "What is the capital of France?"}]
+        (answer,) = llm.chat([question], SamplingParams(temperature=0, max_tokens=24))
+        assert "Paris" in answer.outputs[0].text
+
+
+def test_groups_that_do_not_divide_are_refused_with_those_that_do(tiny_llama_folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"96 inputs, which groups of 64 do not divide .*those that do: 32"):
+        LLM(
+            str(tiny_llama_folder),
+            quantization="int4",
+            plugin_options={"quantization": {"group_size": 64}},
+            show_report=False,
+        )
+
+
+def test_layers_that_options_leave_out(tiny_llama_folder: Path) -> None:
+    taken, told = [], ""
+    for ignored in ([], ["mlp"], ["re:.*proj$", "lm_head"]):
+        options = {"quantization": {"ignore": ignored}}
+        with LLM(
+            str(tiny_llama_folder), quantization="int8", plugin_options=options, show_report=False
+        ) as llm:
+            facts, told = llm.report.executor, str(llm.report)
+        taken.append((facts["weights_bytes"], "grouped" in facts["linear_formats"]))
+    assert taken[0] < taken[1] < taken[2]
+    assert not taken[2][1]
+    assert "nothing was to be quantized" in told

@@ -25,6 +25,7 @@ from headrace.core.interfaces import (
 from headrace.core.interfaces.build import ExecutorBuild
 from headrace.core.kv.layout import layout_for
 from headrace.executors.build import Builder
+from headrace.executors.quantizing import choose_quantization
 from headrace.executors.sampler import SamplingOps
 from headrace.executors.scoring import score
 from headrace.executors.selection import Ops, choose_attention, torch_dtype
@@ -67,6 +68,8 @@ def load_model(
     with reading_configuration(checkpoint):
         definition, _ = definition_for(checkpoint.config, build.registry, build.config.model_impl)
     ops = Ops(build.registry, device, build.dtype)
+    with reading_configuration(checkpoint):
+        method = choose_quantization(build.registry, build.config.quantization, checkpoint)
     weights = CheckpointWeights(checkpoint, torch_dtype(build.dtype))
     builder = Builder(
         config=checkpoint.config,
@@ -77,6 +80,7 @@ def load_model(
         block_size=build.config.cache.block_size,
         layer_prefix=layer_prefix,
         wrappers=wrappers,
+        quantizer=None if method is None else method.begin(checkpoint),
     )
     with torch.inference_mode():
         model = definition.build(builder)
@@ -89,6 +93,8 @@ def load_model(
         "architecture": checkpoint.config["architectures"][0],
         "parameters": sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values()),
         "weights_bytes": weights.bytes,
+        "quantization": None if method is None else method.name,
+        "linear_formats": ops.linear_formats,
         "dtype": build.dtype,
         "device": device,
         "attention_backend": backend.name,
@@ -116,6 +122,7 @@ def _fingerprint(build: ExecutorBuild, backend: AttentionBackend, ops: Ops) -> s
         backend.numerics,
         ops.numerics,
         sorted(set(ops.used)),
+        build.config.quantization,
         build.dtype,
         build.config.cache.block_size,
         build.config.parallel.tensor_parallel_size,

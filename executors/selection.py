@@ -99,6 +99,12 @@ class Ops:
         return [ops.numerics for ops in self._sets if any(name == ops.name for _, name, _ in self.used)]
 
     @property
+    def linear_formats(self) -> dict[str, str]:
+        """Which set runs each format of weights handed out."""
+        found = {name: ops for name, ops, _ in self.used if name.startswith("linear:")}
+        return {name.removeprefix("linear:"): ops for name, ops in found.items()}
+
+    @property
     def row_invariant(self) -> bool:
         """Whether every op handed out so far is."""
         return all(invariant for _, _, invariant in self.used)

@@ -11,12 +11,13 @@ import torch.nn.functional as F
 
 from headrace.backends.cpu.arena import GrowingArena
 from headrace.backends.cpu.library import Functions, Kernels, pointer
+from headrace.backends.cpu.panels import PANEL, interleaved
 from headrace.core.interfaces.wrapping import Segment
 
 __all__ = ["PackedLinear"]
 
-PANEL = 32
-"""Outputs that lie together; inputs are padded to a multiple of it, too."""
+STEP = 32
+"""Inputs are padded to a multiple of it."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class PackedLinear:
         """Pack a weight [out, in]."""
         weight = weight.contiguous()
         out, inputs = weight.shape
-        panels, padded = -(-out // PANEL), -(-inputs // PANEL) * PANEL
+        panels, padded = -(-out // PANEL), -(-inputs // STEP) * STEP
         data = self._arena.empty((panels * PANEL * padded,), weight.dtype)
         self._pack[weight.dtype](weight.data_ptr(), out, inputs, padded, data.data_ptr())
         if bias is not None:
@@ -78,7 +79,7 @@ class PackedLinear:
         kernels = self._gated.get(op)
         if kernels is None:
             return None
-        packed = self.prepare(_interleaved(weight), None if bias is None else _interleaved(bias))
+        packed = self.prepare(interleaved(weight), None if bias is None else interleaved(bias))
         return _GatedPanels(self, packed, weight.shape[0] // 2, *kernels)
 
     def multiply(self, kernel: Functions, x: torch.Tensor, packed: _Packed, y: torch.Tensor) -> None:
@@ -97,8 +98,8 @@ class PackedLinear:
             packed.out_features,
         )
 
-    def rows(self, ids: torch.Tensor, prepared: Any) -> torch.Tensor:
-        """Return rows `ids` [N] int64 of the weight, [N, in]."""
+    def rows(self, ids: torch.Tensor, prepared: Any, dtype: torch.dtype) -> torch.Tensor:
+        """Return rows `ids` [N] int64 of the weight, [N, in], in its own type, which is `dtype`."""
         packed: _Packed = prepared
         out = packed.data.new_empty(ids.shape[0], packed.in_features)
         self._rows[out.dtype](
@@ -144,14 +145,3 @@ class _GatedPanels:
         y = sums.new_empty((rows, size), dtype=dtype)
         self._finish[dtype](sums.data_ptr(), rows, sums.shape[1], size, y.data_ptr())
         return y
-
-
-def _interleaved(stacked: torch.Tensor) -> torch.Tensor:
-    """[2 · out, …] -> [panels · 32, …]: the halves' rows in turns of 16, with zeros for those that are missing."""
-    half = stacked.shape[0] // 2
-    missing = -half % (PANEL // 2)
-    parts = [
-        F.pad(part, (0,) * (2 * part.ndim - 1) + (missing,)).unflatten(0, (-1, PANEL // 2))
-        for part in stacked.split(half)
-    ]
-    return torch.stack(parts, dim=1).flatten(0, 2)

@@ -7,11 +7,13 @@ from functools import cached_property
 import torch
 
 from headrace.backends.cpu.attention import CpuAttention
+from headrace.backends.cpu.grouped import GroupedLinear
 from headrace.backends.cpu.library import DTYPES, Kernels
 from headrace.backends.cpu.linear import PackedLinear
 from headrace.backends.cpu.native import open_kernels, require
 from headrace.backends.cpu.sampling import RowSampling
 from headrace.backends.cpu.tape import TapeRecorder
+from headrace.backends.cpu.whole import WholeLinear
 from headrace.core.interfaces.attention import AttentionBackend
 from headrace.core.interfaces.graph import GraphRecorder
 from headrace.core.interfaces.ops import LinearFormat, Op
@@ -41,8 +43,13 @@ class CpuOps:
         return found
 
     @cached_property
-    def _linear(self) -> LinearFormat:
-        return PackedLinear(require(self._opened))
+    def _linear(self) -> dict[str, LinearFormat]:
+        kernels = require(self._opened)
+        return {
+            "dense": PackedLinear(kernels),
+            "grouped": GroupedLinear(kernels),
+            "w8a8": WholeLinear(kernels),
+        }
 
     @property
     def numerics(self) -> str:
@@ -72,8 +79,8 @@ class CpuOps:
         return TapeRecorder(kernels.replay, kernels, backend.kernels)
 
     def linear(self, format: str) -> LinearFormat | None:
-        """Return how weights of `format` run; only `"dense"` is known."""
-        return self._linear if format == "dense" else None
+        """Return how weights of `format` run, or None."""
+        return self._linear.get(format)
 
 
 class _Functions:

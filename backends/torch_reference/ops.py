@@ -13,7 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from headrace.backends.torch_reference.grouped import ReferenceGrouped
 from headrace.backends.torch_reference.numerics import torch_numerics
+from headrace.backends.torch_reference.whole import ReferenceWhole
 from headrace.core.interfaces.attention import AttentionBackend
 from headrace.core.interfaces.graph import GraphRecorder
 from headrace.core.interfaces.ops import LinearFormat, Op
@@ -135,9 +137,9 @@ class DenseLinear:
         """[N, in] -> [N, out] float32."""
         return self.apply(x, prepared).float()
 
-    def rows(self, ids: torch.Tensor, prepared: Any) -> torch.Tensor:
+    def rows(self, ids: torch.Tensor, prepared: Any, dtype: torch.dtype) -> torch.Tensor:
         """Rows `ids` [N] int64 of the weight, [N, in]."""
-        return F.embedding(ids, prepared[0])
+        return F.embedding(ids, prepared[0]).to(dtype)
 
 
 class TorchOps:
@@ -158,7 +160,11 @@ class TorchOps:
         ops = [Op(fn.__name__, fn, row_invariant=True) for fn in exact]
         ops += [Op(fn.__name__, fn) for fn in others]
         self._ops = {op.name: op for op in ops}
-        self._linear: dict[str, LinearFormat] = {"dense": DenseLinear()}
+        self._linear: dict[str, LinearFormat] = {
+            "dense": DenseLinear(),
+            "grouped": ReferenceGrouped(),
+            "w8a8": ReferenceWhole(),
+        }
 
     @property
     def numerics(self) -> str:
@@ -183,5 +189,5 @@ class TorchOps:
         return None
 
     def linear(self, format: str) -> LinearFormat | None:
-        """Return how weights of `format` run; only `"dense"` is known."""
+        """Return how weights of `format` run, or None."""
         return self._linear.get(format)

@@ -45,6 +45,14 @@ from headrace.core.interfaces.parsing import (
     ReasoningParser,
     ToolParser,
 )
+from headrace.core.interfaces.quantization import (
+    ChannelWeight,
+    GroupedWeight,
+    QuantizationMethod,
+    QuantizedWeight,
+    QuantizedWeights,
+    WeightQuantizer,
+)
 from headrace.core.interfaces.runner import (
     BatchRow,
     DraftDistribution,
@@ -70,6 +78,7 @@ __all__ = [
     "CacheSpec",
     "CallArguments",
     "CallStart",
+    "ChannelWeight",
     "Checkpoint",
     "CheckpointTensor",
     "Constraint",
@@ -86,6 +95,7 @@ __all__ = [
     "GrammarSpec",
     "Graph",
     "GraphRecorder",
+    "GroupedWeight",
     "InputProcessor",
     "KVCacheGroup",
     "KVCacheLayout",
@@ -110,6 +120,9 @@ __all__ = [
     "ProcessedInput",
     "ProcessorFactory",
     "Proposer",
+    "QuantizationMethod",
+    "QuantizedWeight",
+    "QuantizedWeights",
     "Reasoning",
     "ReasoningParser",
     "RecordError",
@@ -126,5 +139,6 @@ __all__ = [
     "Vocabulary",
     "Wait",
     "WeightLoader",
+    "WeightQuantizer",
     "Weights",
 ]

@@ -67,7 +67,11 @@ class LinearFormat(Protocol):
     row_invariant: bool
 
     def prepare(self, weight: Any, bias: torch.Tensor | None) -> Any:
-        """Turn a weight [out, in] as loaded into what `apply` wants; may pack. Called once."""
+        """Turn a weight [out, in] as loaded into what `apply` wants; may pack. Called once.
+
+        weight: for `dense` a tensor; for other formats a list of `QuantizedWeight`, stacked over outputs. Raises
+            `CheckpointError` for one it cannot hold.
+        """
         ...
 
     def apply(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
@@ -75,13 +79,13 @@ class LinearFormat(Protocol):
         ...
 
     def gated(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, op: str
+        self, weight: Any, bias: torch.Tensor | None, op: str
     ) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """Return [N, in] -> [N, out]: activation(gate(x)) · up(x) in one go, rounded once.
 
-        weight: [2 · out, in], the gate's rows first. op: `silu_mul` or `gelu_mul`. None: this format has no such
-        product; it is multiplied, then the op applied. One that is a `SummedProduct`, too, keeps its speed where
-        plugins add to products.
+        weight: [2 · out, in] as for `prepare`, the gate's rows first. op: `silu_mul` or `gelu_mul`. None:
+        this format has no such product; it is multiplied, then the op applied. One that is a `SummedProduct`, too,
+        keeps its speed where plugins add to products.
         """
         ...
 
@@ -89,8 +93,8 @@ class LinearFormat(Protocol):
         """[N, in] -> [N, out] float32: the same product, as it is sampled from."""
         ...
 
-    def rows(self, ids: torch.Tensor, prepared: Any) -> torch.Tensor:
-        """Rows `ids` [N] int64 of the weight, [N, in]: a lookup in an embedding that is a product, too."""
+    def rows(self, ids: torch.Tensor, prepared: Any, dtype: torch.dtype) -> torch.Tensor:
+        """Rows `ids` [N] int64 of the weight, [N, in] in `dtype`: a lookup in an embedding that is a product, too."""
         ...
 
 

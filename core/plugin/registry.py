@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         OpSet,
         ParserContext,
         Proposer,
+        QuantizationMethod,
         ReasoningParser,
         RunnerListener,
         Scheduler,
@@ -75,6 +76,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("model", "worker", "model"),
         Kind("model_source", "front", "model source", "model"),
         Kind("weight_loader", "worker", "weight loader"),
+        Kind("quantization", "worker", "quantization method", "quantization"),
         Kind("tokenizer", "front", "tokenizer"),
         Kind("input_processor", "front", "input processor"),
         Kind("model_variants", "front", "variants of the model"),
@@ -216,6 +218,12 @@ class Registrar:
     ) -> None:
         """Add a checkpoint format."""
         self._add("weight_loader", name, factory, override)
+
+    def quantization(
+        self, name: str, factory: Callable[[], QuantizationMethod], *, override: bool = False
+    ) -> None:
+        """Add a way of holding weights, chosen by `quantization` or by a checkpoint's configuration."""
+        self._add("quantization", name, factory, override)
 
     def tokenizer(
         self, name: str, factory: Callable[[Mapping[str, Any]], Tokenizer], *, override: bool = False

@@ -17,10 +17,11 @@ from unittest import SkipTest
 
 import torch
 
-from headrace.core.interfaces import Op, OpSet, SummedProduct
+from headrace.core.interfaces import ChannelWeight, Op, OpSet, SummedProduct
 from headrace.core.interfaces.wrapping import BLOCK
 from headrace.testing.compare import ROWS, check_close
 from headrace.testing.invariance import prove_rows_invariant
+from headrace.testing.quantized import check_grouped, check_w8a8, grouped_weights, prove_quantized_rows
 from headrace.testing.reference import REFERENCE_OPS
 from headrace.testing.sampling import check_draws, check_scores
 
@@ -198,6 +199,37 @@ class OpSetSuite:
                 _check(
                     torch.equal(gated.finish(sums), gated(x)), f"{what}: finish(sums(x)) is another result"
                 )
+
+    def test_grouped_linear(self) -> None:
+        """`grouped` weights: their numbers exactly, products, stacks of many kinds, and gated products."""
+        format = self.make().linear("grouped")
+        if format is None:
+            raise SkipTest("the op set has no linear format 'grouped'")
+        for dtype in self._dtypes():
+            check_grouped(format, self._draw, dtype, TOLERANCES[dtype])
+
+    def test_grouped_row_invariance(self) -> None:
+        """Bit by bit: rows of a batch as each alone, for weights of every number of bits."""
+        format = self.make().linear("grouped")
+        if format is None or not format.row_invariant:
+            raise SkipTest("the op set has no linear format 'grouped' that claims row_invariant")
+        kinds = grouped_weights(37, 256)
+        for dtype in self._dtypes():
+            x = self._draw(dtype, max(ROWS), 256)
+            for what, weight in kinds[::5] + kinds[-4:]:
+                prove_quantized_rows(format, [weight], x, f"{what}, {dtype}")
+
+    def test_w8a8_linear(self) -> None:
+        """`w8a8` weights: their numbers exactly, products with rounded rows, logits and gated products."""
+        format = self.make().linear("w8a8")
+        if format is None:
+            raise SkipTest("the op set has no linear format 'w8a8'")
+        for dtype in self._dtypes():
+            check_w8a8(format, self._draw, dtype, TOLERANCES[dtype])
+            if format.row_invariant:
+                x = self._draw(dtype, max(ROWS), 100)
+                weight = ChannelWeight(self._integers(127, 3700).view(37, 100).to(torch.int8), torch.ones(37))
+                prove_quantized_rows(format, [weight], x, f"w8a8, {dtype}")
 
     def test_draw(self) -> None:
         """Draws over a vocabulary: the tokens that the executor's own draws."""

@@ -118,7 +118,7 @@ class Builder:
         self._ops = ops
         self._block_size = block_size
         self._layer_prefix = layer_prefix
-        self._wrapping = Wrapping(wrappers, ops.get, self.dtype)
+        self._wrapping = Wrapping(wrappers, ops.get)
         self._quantizer = quantizer
 
     def op(self, name: str) -> Callable[..., Any]:

@@ -45,8 +45,8 @@ class Product:
 class _GatedInTwo:
     """A product of gate and up, then its activation; a `SummedProduct`."""
 
-    def __init__(self, inner: Summable, gate: Op, narrow: Op, dtype: torch.dtype) -> None:
-        self._rounded = _Rounded(inner, narrow, dtype)
+    def __init__(self, inner: Summable, gate: Op, narrow: Op) -> None:
+        self._rounded = _Rounded(inner, narrow)
         self.segments = self._rounded.segments
         self.sums = inner.sums
         self._gate = gate
@@ -56,31 +56,30 @@ class _GatedInTwo:
         gated: torch.Tensor = self._gate(self._rounded(x))
         return gated
 
-    def finish(self, sums: torch.Tensor) -> torch.Tensor:
+    def finish(self, sums: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """[N, 2 · out] float32 -> [N, out]."""
-        gated: torch.Tensor = self._gate(self._rounded.finish(sums))
+        gated: torch.Tensor = self._gate(self._rounded.finish(sums, dtype))
         return gated
 
 
 class _Rounded:
     """A product as it is; a `SummedProduct`."""
 
-    def __init__(self, inner: Summable, narrow: Op, dtype: torch.dtype) -> None:
+    def __init__(self, inner: Summable, narrow: Op) -> None:
         self.segments = (Segment(0, inner.out_features, 0),)
         self.sums = inner.sums
         self._inner = inner
         self._narrow = narrow
-        self._dtype = dtype
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in] -> [N, out]."""
         return self._inner(x)
 
-    def finish(self, sums: torch.Tensor) -> torch.Tensor:
+    def finish(self, sums: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """[N, out] float32 -> [N, out]."""
-        if self._dtype == sums.dtype:
+        if dtype == sums.dtype:
             return sums
-        rounded: torch.Tensor = self._narrow(sums, self._dtype)
+        rounded: torch.Tensor = self._narrow(sums, dtype)
         return rounded
 
 
@@ -90,12 +89,9 @@ class Wrapping:
     op: finds an op by name.
     """
 
-    def __init__(
-        self, wrappers: Sequence[LinearWrapper], op: Callable[[str], Op], dtype: torch.dtype
-    ) -> None:
+    def __init__(self, wrappers: Sequence[LinearWrapper], op: Callable[[str], Op]) -> None:
         self._wrappers = tuple(wrappers)
         self._op = op
-        self._dtype = dtype
 
     def __bool__(self) -> bool:
         return bool(self._wrappers)
@@ -105,7 +101,7 @@ class Wrapping:
     ) -> Linear:
         """Return the product a model gets."""
         return self._around(
-            _Rounded(inner, self._op("narrow"), self._dtype),
+            _Rounded(inner, self._op("narrow")),
             names,
             out_features,
             in_features,
@@ -127,7 +123,7 @@ class Wrapping:
         in_two: makes the product alone, otherwise.
         """
         if not isinstance(apply, SummedProduct):
-            apply = _GatedInTwo(in_two(), self._op(gate), self._op("narrow"), self._dtype)
+            apply = _GatedInTwo(in_two(), self._op(gate), self._op("narrow"))
         return self._around(apply, names, out_features, in_features, sum(out_features) // 2)
 
     def _around(

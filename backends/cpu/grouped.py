@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from headrace.backends.cpu.arena import GrowingArena
 from headrace.backends.cpu.library import Functions, Kernels, pointer
-from headrace.backends.cpu.panels import PANEL, interleaved
+from headrace.backends.cpu.panels import PANEL, GatedPanels, interleaved
 from headrace.core.errors import CheckpointError
 from headrace.core.interfaces.quantization import GroupedWeight
 
@@ -88,6 +88,7 @@ class GroupedLinear:
         self._gated = {
             op: kernels.by_type(f"grouped_{op.removesuffix('_mul')}") for op in ("silu_mul", "gelu_mul")
         }
+        self._finish = {op: kernels.by_type(f"{op.removesuffix('_mul')}_sums") for op in self._gated}
         self._sums = kernels.by_type("group_sums")
         self._columns = kernels.by_type("columns")
         self._rows = kernels.by_type("grouped_rows")
@@ -141,15 +142,15 @@ class GroupedLinear:
         if kernel is None or len(merged) != 1:
             return None
         outputs = merged[0].shape[0] // 2
-        packed = self.prepare([_turned(merged[0])], None if bias is None else interleaved(bias))
-        packed = replace(packed, out_features=outputs)
+        stacked = self.prepare([_turned(merged[0])], None if bias is None else interleaved(bias))
+        packed = replace(stacked, out_features=outputs)
 
         def apply(x: torch.Tensor) -> torch.Tensor:
             y = x.new_empty(x.shape[0], outputs)
             self._multiply(kernel, x, packed, y)
             return y
 
-        return apply
+        return GatedPanels(apply, lambda x: self.logits(x, stacked), self._finish[op], outputs)
 
     def _multiply(self, kernel: Functions, x: torch.Tensor, packed: _Packed, y: torch.Tensor) -> None:
         for piece in packed.pieces:

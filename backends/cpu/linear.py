@@ -11,8 +11,7 @@ import torch.nn.functional as F
 
 from headrace.backends.cpu.arena import GrowingArena
 from headrace.backends.cpu.library import Functions, Kernels, pointer
-from headrace.backends.cpu.panels import PANEL, interleaved
-from headrace.core.interfaces.wrapping import Segment
+from headrace.backends.cpu.panels import PANEL, GatedPanels, interleaved
 
 __all__ = ["PackedLinear"]
 
@@ -44,9 +43,9 @@ class PackedLinear:
         self._linear = kernels.by_type("linear")
         self._logits = kernels.by_type("logits")
         self._gated = {
-            f"{name}_mul": (kernels.by_type(f"linear_{name}"), kernels.by_type(f"{name}_sums"))
-            for name in ("silu", "gelu")
+            op: kernels.by_type(f"linear_{op.removesuffix('_mul')}") for op in ("silu_mul", "gelu_mul")
         }
+        self._finish = {op: kernels.by_type(f"{op.removesuffix('_mul')}_sums") for op in self._gated}
         self._rows = kernels.by_type("rows")
 
     def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None) -> _Packed:
@@ -63,27 +62,32 @@ class PackedLinear:
     def apply(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
         """[N, in] -> [N, out]."""
         y = x.new_empty(x.shape[0], prepared.out_features)
-        self.multiply(self._linear, x, prepared, y)
+        self._multiply(self._linear, x, prepared, y)
         return y
 
     def logits(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
         """[N, in] -> [N, out] float32, not rounded on the way."""
         y = x.new_empty((x.shape[0], prepared.out_features), dtype=torch.float32)
-        self.multiply(self._logits, x, prepared, y)
+        self._multiply(self._logits, x, prepared, y)
         return y
 
     def gated(
         self, weight: torch.Tensor, bias: torch.Tensor | None, op: str
     ) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """Pack a weight [2 · out, in] of gate and up; return its product, gated by `op` in one go."""
-        kernels = self._gated.get(op)
-        if kernels is None:
+        if op not in self._gated:
             return None
-        packed = self.prepare(interleaved(weight), None if bias is None else interleaved(bias))
-        return _GatedPanels(self, packed, weight.shape[0] // 2, *kernels)
+        stacked = self.prepare(interleaved(weight), None if bias is None else interleaved(bias))
+        packed, kernel = replace(stacked, out_features=weight.shape[0] // 2), self._gated[op]
 
-    def multiply(self, kernel: Functions, x: torch.Tensor, packed: _Packed, y: torch.Tensor) -> None:
-        """Run a kernel over x [N, in] into y [N, packed.out_features]."""
+        def apply(x: torch.Tensor) -> torch.Tensor:
+            y = x.new_empty(x.shape[0], packed.out_features)
+            self._multiply(kernel, x, packed, y)
+            return y
+
+        return GatedPanels(apply, lambda x: self.logits(x, stacked), self._finish[op], packed.out_features)
+
+    def _multiply(self, kernel: Functions, x: torch.Tensor, packed: _Packed, y: torch.Tensor) -> None:
         if packed.padded != packed.in_features:
             x = F.pad(x, (0, packed.padded - packed.in_features))
         kernel[x.dtype](
@@ -111,37 +115,3 @@ class PackedLinear:
             out.data_ptr(),
         )
         return out
-
-
-class _GatedPanels:
-    """A product of gate and up, activated while its sums are in registers; a `SummedProduct`."""
-
-    def __init__(
-        self, format: PackedLinear, stacked: _Packed, out_features: int, linear: Functions, finish: Functions
-    ) -> None:
-        self.segments = (
-            Segment(0, out_features, 0, PANEL),
-            Segment(out_features, 2 * out_features, PANEL // 2, PANEL),
-        )
-        self._format = format
-        self._stacked = stacked
-        self._packed = replace(stacked, out_features=out_features)
-        self._linear = linear
-        self._finish = finish
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, in] -> [N, out]."""
-        y = x.new_empty(x.shape[0], self._packed.out_features)
-        self._format.multiply(self._linear, x, self._packed, y)
-        return y
-
-    def sums(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, in] -> [N, panels · 32] float32: 16 of the gate and 16 of what it gates, in turns."""
-        return self._format.logits(x, self._stacked)
-
-    def finish(self, sums: torch.Tensor) -> torch.Tensor:
-        """[N, panels · 32] float32 -> [N, out]."""
-        rows, dtype, size = sums.shape[0], self._packed.data.dtype, self._packed.out_features
-        y = sums.new_empty((rows, size), dtype=dtype)
-        self._finish[dtype](sums.data_ptr(), rows, sums.shape[1], size, y.data_ptr())
-        return y

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from headrace.backends.cpu.arena import GrowingArena
 from headrace.backends.cpu.library import Functions, Kernels, pointer
-from headrace.backends.cpu.panels import PANEL, interleaved
+from headrace.backends.cpu.panels import PANEL, GatedPanels, interleaved
 from headrace.core.interfaces.quantization import ChannelWeight
 
 __all__ = ["WholeLinear"]
@@ -49,6 +49,7 @@ class WholeLinear:
         self._gated = {
             op: kernels.by_type(f"whole_{op.removesuffix('_mul')}") for op in ("silu_mul", "gelu_mul")
         }
+        self._finish = {op: kernels.by_type(f"{op.removesuffix('_mul')}_sums") for op in self._gated}
         self._rows = kernels.by_type("whole_rows")
 
     def prepare(self, weight: Sequence[ChannelWeight], bias: torch.Tensor | None) -> _Packed:
@@ -81,21 +82,20 @@ class WholeLinear:
         self, weight: Sequence[ChannelWeight], bias: torch.Tensor | None, op: str
     ) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """Pack gate and up; return their product, gated by `op` in one go."""
-        kernel = self._gated.get(op)
-        if kernel is None:
+        if op not in self._gated:
             return None
         codes, scales = _stacked(weight)
-        packed = self._packed(
+        stacked = self._packed(
             interleaved(codes), interleaved(scales), None if bias is None else interleaved(bias)
         )
-        packed = replace(packed, out_features=codes.shape[0] // 2)
+        packed, kernel = replace(stacked, out_features=codes.shape[0] // 2), self._gated[op]
 
         def apply(x: torch.Tensor) -> torch.Tensor:
             y = x.new_empty(x.shape[0], packed.out_features)
             self._multiply(kernel, x, packed, y)
             return y
 
-        return apply
+        return GatedPanels(apply, lambda x: self.logits(x, stacked), self._finish[op], packed.out_features)
 
     def _multiply(self, kernel: Functions, x: torch.Tensor, packed: _Packed, y: torch.Tensor) -> None:
         rows = x.shape[0]

@@ -39,7 +39,7 @@ class Segment:
 class SummedProduct(Protocol):
     """A product whose sums can be had before they are rounded, gated or both.
 
-    `finish(sums(x))` is, bit for bit, what the call gives.
+    `finish(sums(x), x.dtype)` is, bit for bit, what the call gives.
     """
 
     @property
@@ -55,8 +55,8 @@ class SummedProduct(Protocol):
         """[N, in] -> [N, S] float32, a tensor of its own, bias included."""
         ...
 
-    def finish(self, sums: torch.Tensor) -> torch.Tensor:
-        """[N, S] float32 -> [N, out]; may return `sums` itself."""
+    def finish(self, sums: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """[N, S] float32 -> [N, out] in `dtype`; may return `sums` itself."""
         ...
 
 

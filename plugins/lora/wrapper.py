@@ -153,7 +153,7 @@ class _WrappedProduct:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in] -> [N, out]."""
         rows = self._owner.take_rows()
-        return self._inner(x) if rows is None else self._inner.finish(self._joined(x, rows))
+        return self._inner(x) if rows is None else self._inner.finish(self._joined(x, rows), x.dtype)
 
     def sums(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in] -> [N, S] float32."""

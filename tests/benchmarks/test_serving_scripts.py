@@ -14,6 +14,8 @@ import pytest
 
 from headrace.testing.serving import Server
 
+pytestmark = pytest.mark.alone  # clients and server take turns by the clock
+
 Script = Callable[[str], ModuleType]
 
 

@@ -29,7 +29,7 @@ class Around:
         self._owner.calls.append(self._owner.active)
         if not self._owner.active:
             return self._inner(x)
-        return self._inner.finish(self._inner.sums(x))
+        return self._inner.finish(self._inner.sums(x), x.dtype)
 
     def sums(self, x: torch.Tensor) -> torch.Tensor:
         return self._inner.sums(x)

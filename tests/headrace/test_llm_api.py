@@ -313,6 +313,8 @@ def test_plugins_that_are_not_essential_can_be_switched_off_one_at_a_time() -> N
         "lora",
         "structured",
         "llguidance",
+        "reasoning",
+        "tools",
     }
     for name in sorted(optional):
         llm = LLM("smollm2", max_model_len=64, disable_plugins=[name], show_report=False)

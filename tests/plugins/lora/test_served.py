@@ -103,6 +103,9 @@ def test_the_field_lora_names_one_too(server: Server) -> None:
     status, answer = server.complete(prompt=PROMPT, lora="ghost")
     assert status == 400
     assert answer["error"]["param"] == "lora"
+    status, answer = server.complete(model="given", prompt=PROMPT, use_beam_search=True, n=2)
+    assert status == 400
+    assert "lora does not go with use_beam_search" in answer["error"]["message"]
 
 
 def test_an_adapter_comes_is_replaced_and_goes(server: Server, folder: Path) -> None:

@@ -19,14 +19,14 @@ from headrace.plugins.lora.kernels import KERNELS, kernel_sources
 from headrace.plugins.lora.modules import Product
 from headrace.plugins.lora.slots import RowPlan, Slots
 
-__all__ = ["ADD", "EXPAND", "NativeLora", "TorchLora"]
+__all__ = ["EXPAND", "SHRINK", "NativeLora", "TorchLora"]
 
-ADD = "lora_add"
-"""(x [N, in], sums [N, S] float32, most, product, slots, rows) -> None: sums += x Aᵀ B, row by row."""
+SHRINK = "lora_shrink"
+"""(x [N, in], most, product, slots, rows) -> h [N, names · most] float32: x Aᵀ in the rows that have an adapter.
+
+`most`: room in h for the ranks of a name. Call it right before the product whose sums go to `EXPAND`."""
 EXPAND = "lora_expand"
-"""(h [N, names · most] float32, sums, most, product, slots, rows, dtype) -> None: sums += h B.
-
-`most`: room in h for the ranks of a name."""
+"""(h, sums [N, S] float32, most, product, slots, rows, dtype) -> None: sums += h B; dtype is the matrices'."""
 
 logger = logging.getLogger("headrace")
 
@@ -61,7 +61,7 @@ class NativeLora:
         functions = _Native(kernels)
         return {
             name: Op(name, function, row_invariant=True, recorded=kernels)
-            for name, function in ((ADD, functions.add), (EXPAND, functions.expand))
+            for name, function in ((SHRINK, functions.shrink), (EXPAND, functions.expand))
         }
 
     @property
@@ -78,7 +78,7 @@ class NativeLora:
 
     def get(self, name: str) -> Op | None:
         """Return an op, or None; nothing is compiled before somebody asks for one of them."""
-        if name not in (ADD, EXPAND) or isinstance(self._opened, str):
+        if name not in (SHRINK, EXPAND) or isinstance(self._opened, str):
             return None
         return self._ops[name]
 
@@ -96,9 +96,9 @@ class _Native:
         self._shrink = kernels.by_type("lora_shrink")
         self._expand = kernels.by_type("lora_expand")
 
-    def add(
-        self, x: torch.Tensor, sums: torch.Tensor, most: int, product: Product, slots: Slots, rows: RowPlan
-    ) -> None:
+    def shrink(
+        self, x: torch.Tensor, most: int, product: Product, slots: Slots, rows: RowPlan
+    ) -> torch.Tensor:
         names, table = len(product.names), slots.table
         h = x.new_empty((x.shape[0], names * most), dtype=torch.float32)
         self._shrink[x.dtype](
@@ -114,7 +114,7 @@ class _Native:
             most,
             h.data_ptr(),
         )
-        self._add(self._expand[x.dtype], h, sums, most, product, slots, rows)
+        return h
 
     def expand(
         self,
@@ -126,20 +126,8 @@ class _Native:
         rows: RowPlan,
         dtype: torch.dtype,
     ) -> None:
-        self._add(self._expand[dtype], h, sums, most, product, slots, rows)
-
-    def _add(
-        self,
-        kernel: Any,
-        h: torch.Tensor,
-        sums: torch.Tensor,
-        most: int,
-        product: Product,
-        slots: Slots,
-        rows: RowPlan,
-    ) -> None:
         table = slots.table
-        kernel(
+        self._expand[dtype](
             h.data_ptr(),
             sums.data_ptr(),
             sums.stride(0),
@@ -167,7 +155,7 @@ class TorchLora:
 
     def get(self, name: str) -> Op | None:
         """Return an op, or None."""
-        functions: dict[str, Callable[..., Any]] = {ADD: _add, EXPAND: _expand}
+        functions: dict[str, Callable[..., Any]] = {SHRINK: _shrink, EXPAND: _expand}
         return Op(name, functions[name]) if name in functions else None
 
     def recorder(self, backend: AttentionBackend) -> GraphRecorder | None:
@@ -179,9 +167,7 @@ class TorchLora:
         return None
 
 
-def _add(
-    x: torch.Tensor, sums: torch.Tensor, most: int, product: Product, slots: Slots, rows: RowPlan
-) -> None:
+def _shrink(x: torch.Tensor, most: int, product: Product, slots: Slots, rows: RowPlan) -> torch.Tensor:
     h = torch.zeros(x.shape[0], len(product.names) * most, device=x.device)
     for slot, adapter in enumerate(slots.held):
         packed = adapter.products.get(product.index) if adapter else None
@@ -192,7 +178,7 @@ def _add(
             if a is not None:
                 weight = unpacked(a, rank, product.in_features).float().to(x.device)
                 h[own, name * most : name * most + rank] = x[own].float() @ weight.t()
-    _expand(h, sums, most, product, slots, rows, x.dtype)
+    return h
 
 
 def _expand(

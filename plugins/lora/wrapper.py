@@ -20,7 +20,7 @@ from headrace.core.interfaces.wrapping import WrapContext
 from headrace.core.plan import NewRequest
 from headrace.plugins.lora.adapter import RANKS, Adapter
 from headrace.plugins.lora.modules import Product, Targets
-from headrace.plugins.lora.ops import ADD, EXPAND
+from headrace.plugins.lora.ops import EXPAND, SHRINK
 from headrace.plugins.lora.options import LORA, LoraSection
 from headrace.plugins.lora.slots import NO_SLOT, RowPlan, Slots
 from headrace.plugins.lora.store import AdapterStore
@@ -73,7 +73,7 @@ class LoraWrapper(LinearWrapper):
     ) -> SummedProduct:
         """Put what adapters add around a product."""
         known = self._targets.add(names, out_features, in_features, product.segments)
-        return _WrappedProduct(self, product, op(ADD), known)
+        return _WrappedProduct(self, product, _Addition(op, known, self.slots, self.most))
 
     def wrap_embedding(self, op: Ops, name: str, lookup: Embedding, shape: tuple[int, int]) -> Embedding:
         """Put what adapters add around a lookup."""
@@ -85,7 +85,7 @@ class LoraWrapper(LinearWrapper):
         """Put what adapters add around the output projection."""
         out = head.out_features
         known = self._targets.add([name], [out], head.in_features, [Segment(0, out, 0)])
-        return _WrappedHead(self, head, op(ADD), known)
+        return _WrappedHead(self, head, _Addition(op, known, self.slots, self.most))
 
     # Steps -------------------------------------------------------------------------------------------
 
@@ -137,51 +137,62 @@ class LoraWrapper(LinearWrapper):
         return rows
 
 
+class _Addition:
+    """What the adapters of some rows add to the sums of one product."""
+
+    def __init__(self, op: Ops, product: Product, slots: Slots, most: int) -> None:
+        self._shrink = op(SHRINK)
+        self._expand = op(EXPAND)
+        self._product = product
+        self._slots = slots
+        self._most = most
+
+    def sums(
+        self, x: torch.Tensor, rows: RowPlan, inner: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """Return the sums that `inner` makes of x, with the additions."""
+        h = self._shrink(x, self._most, self._product, self._slots, rows)
+        sums = inner(x)
+        self._expand(h, sums, self._most, self._product, self._slots, rows, x.dtype)
+        return sums
+
+
 class _WrappedProduct:
     """A `SummedProduct` whose sums hold what adapters add."""
 
-    def __init__(
-        self, owner: LoraWrapper, inner: SummedProduct, add: Callable[..., None], product: Product
-    ) -> None:
+    def __init__(self, owner: LoraWrapper, inner: SummedProduct, addition: _Addition) -> None:
         self.segments = inner.segments
         self.finish = inner.finish
         self._owner = owner
         self._inner = inner
-        self._add = add
-        self._product = product
+        self._addition = addition
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in] -> [N, out]."""
         rows = self._owner.take_rows()
-        return self._inner(x) if rows is None else self._inner.finish(self._joined(x, rows), x.dtype)
+        if rows is None:
+            return self._inner(x)
+        return self._inner.finish(self._addition.sums(x, rows, self._inner.sums), x.dtype)
 
     def sums(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in] -> [N, S] float32."""
         rows = self._owner.take_rows()
-        return self._inner.sums(x) if rows is None else self._joined(x, rows)
-
-    def _joined(self, x: torch.Tensor, rows: RowPlan) -> torch.Tensor:
-        sums = self._inner.sums(x)
-        self._add(x, sums, self._owner.most, self._product, self._owner.slots, rows)
-        return sums
+        return self._inner.sums(x) if rows is None else self._addition.sums(x, rows, self._inner.sums)
 
 
 class _WrappedHead:
     """An output projection with what adapters add."""
 
-    def __init__(self, owner: LoraWrapper, inner: Linear, add: Callable[..., None], product: Product) -> None:
+    def __init__(self, owner: LoraWrapper, inner: Linear, addition: _Addition) -> None:
         self.in_features, self.out_features = inner.in_features, inner.out_features
         self._owner = owner
         self._inner = inner
-        self._add = add
-        self._product = product
+        self._addition = addition
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[S, C] -> [S, V] float32."""
-        rows, logits = self._owner.take_rows(), self._inner(x)
-        if rows is not None:
-            self._add(x, logits, self._owner.most, self._product, self._owner.slots, rows)
-        return logits
+        rows = self._owner.take_rows()
+        return self._inner(x) if rows is None else self._addition.sums(x, rows, self._inner)
 
 
 class _WrappedLookup:

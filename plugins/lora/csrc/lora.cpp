@@ -64,7 +64,8 @@ HR_INLINE void shrink_rows(int n, const T* const* x, const T* a, int64_t inputs,
     }
 }
 
-// h[row, name * most ..] = x[row] A^T, for each name of each slot that has rows.
+// h[row, name * most ..] = x[row] A^T, for each name of each slot that has rows. There is no barrier at its end: in a
+// recorded pass the product whose sums are added to comes next, and has one.
 template <typename T>
 void shrink(const T* x, int64_t ldx, int64_t inputs, const int32_t* starts, const int32_t* rows, int64_t slots,
             const int64_t* table, int64_t line, int64_t names, int64_t most, float* h) {
@@ -77,7 +78,7 @@ void shrink(const T* x, int64_t ldx, int64_t inputs, const int32_t* starts, cons
     int64_t total = 0;
     for (int64_t slot = 0; slot < slots; ++slot)
         for (int64_t name = 0; name < names; ++name) total += groups_of(slot) * panels_of(slot, name);
-#pragma omp for
+#pragma omp for nowait
     for (int64_t task = 0; task < total; ++task) {
         int64_t rest = task, slot = 0, name = 0;
         for (;; ++name) {

@@ -13,7 +13,7 @@ from headrace.core.interfaces.wrapping import Segment
 from headrace.plugins.lora.adapter import Adapter, Packed, pack_adapter
 from headrace.plugins.lora.files import AdapterFiles
 from headrace.plugins.lora.modules import Product, Targets
-from headrace.plugins.lora.ops import ADD, EXPAND, NativeLora, TorchLora
+from headrace.plugins.lora.ops import EXPAND, SHRINK, NativeLora, TorchLora
 from headrace.plugins.lora.slots import NO_SLOT, RowPlan, Slots
 
 MOST = 64
@@ -45,7 +45,7 @@ def make(targets: Targets, ranks: dict[str, int], seed: int, dtype: torch.dtype)
 
 def native() -> NativeLora:
     ops = NativeLora()
-    if ops.get(ADD) is None:
+    if ops.get(SHRINK) is None:
         pytest.skip("no native kernels here")
     return ops
 
@@ -54,7 +54,7 @@ def test_a_machine_without_native_kernels_takes_the_reference(monkeypatch: pytes
     monkeypatch.setenv("HEADRACE_CPU_ISA", "torch")
     ops = NativeLora()
     assert ops.why_not("cpu", "bfloat16") == []
-    assert ops.get(ADD) is ops.get(EXPAND) is None
+    assert ops.get(SHRINK) is ops.get(EXPAND) is None
     assert ops.why_not("cuda", "float16") == [
         "device cuda (runs on: cpu)",
         "dtype float16 (computes in: bfloat16, float32)",
@@ -72,10 +72,12 @@ def run(
 ) -> torch.Tensor:
     rows = RowPlan(len(slots.held), 512)
     rows.fill(np.array(of))
-    op = ops.get(ADD)
-    assert op is not None
+    shrink, expand = ops.get(SHRINK), ops.get(EXPAND)
+    assert shrink is not None
+    assert expand is not None
     result = sums.clone()
-    op.fn(x, result, MOST, product, slots, rows)
+    h = shrink.fn(x, MOST, product, slots, rows)
+    expand.fn(h, result, MOST, product, slots, rows, x.dtype)
     return result
 
 

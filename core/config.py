@@ -148,6 +148,12 @@ class EngineConfig(Section):
 
     model: str = option(..., "Alias, path, or source:reference of the model.")
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = option("auto", "Type to compute in.")
+    quantization: str | None = option(
+        None,
+        "How weights are held: gguf, int8, or another method. Default: as the checkpoint's configuration says, "
+        "else as numbers of `dtype`.",
+        aliases=("q",),
+    )
     max_model_len: int | None = option(
         None, "Longest prompt and answer together; default: the model's.", ge=2
     )

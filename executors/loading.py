@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,13 @@ from headrace.core.interfaces import (
     GraphRecorder,
     KVCacheLayout,
     KVCacheSpec,
+    LinearWrapper,
     Model,
 )
 from headrace.core.interfaces.build import ExecutorBuild
 from headrace.core.kv.layout import layout_for
 from headrace.executors.build import Builder
+from headrace.executors.quantizing import choose_quantization
 from headrace.executors.sampler import SamplingOps
 from headrace.executors.scoring import score
 from headrace.executors.selection import Ops, choose_attention, torch_dtype
@@ -49,18 +51,25 @@ class LoadedModel:
     sampling: SamplingOps
     report: dict[str, Any]
     """Facts for the start-up report."""
+    wrappers: Sequence[LinearWrapper] = ()
+    """What stands around its products."""
 
 
-def load_model(build: ExecutorBuild, device: str, layer_prefix: str = "") -> LoadedModel:
+def load_model(
+    build: ExecutorBuild, device: str, layer_prefix: str = "", wrappers: Sequence[LinearWrapper] = ()
+) -> LoadedModel:
     """Open, check, build and load the model. Raises `CheckpointError` or `ConfigError`.
 
     layer_prefix: goes before the names of its attention layers; a second model beside another needs one.
+    wrappers: stand around its products.
     """
     started = time.perf_counter()
     checkpoint = build.checkpoint or open_checkpoint(build.model_path, build.registry)
     with reading_configuration(checkpoint):
         definition, _ = definition_for(checkpoint.config, build.registry, build.config.model_impl)
     ops = Ops(build.registry, device, build.dtype)
+    with reading_configuration(checkpoint):
+        method = choose_quantization(build.registry, build.config.quantization, checkpoint)
     weights = CheckpointWeights(checkpoint, torch_dtype(build.dtype))
     builder = Builder(
         config=checkpoint.config,
@@ -70,6 +79,8 @@ def load_model(build: ExecutorBuild, device: str, layer_prefix: str = "") -> Loa
         max_model_len=build.max_model_len,
         block_size=build.config.cache.block_size,
         layer_prefix=layer_prefix,
+        wrappers=wrappers,
+        quantizer=None if method is None else method.begin(checkpoint),
     )
     with torch.inference_mode():
         model = definition.build(builder)
@@ -82,11 +93,13 @@ def load_model(build: ExecutorBuild, device: str, layer_prefix: str = "") -> Loa
         "architecture": checkpoint.config["architectures"][0],
         "parameters": sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values()),
         "weights_bytes": weights.bytes,
+        "quantization": None if method is None else method.name,
+        "linear_formats": ops.linear_formats,
         "dtype": build.dtype,
         "device": device,
         "attention_backend": backend.name,
         "attention_refused": refused,
-        "op_sets": ops.names,
+        "op_sets": ops.names_used,
         "op_sets_refused": ops.refused,
         "causal": all(spec.causal for spec in specs),
         # What the bridge computes outside of products and attention is transformers' and promises nothing.
@@ -96,7 +109,9 @@ def load_model(build: ExecutorBuild, device: str, layer_prefix: str = "") -> Loa
         "fingerprint": _fingerprint(build, backend, ops),
         "load_seconds": time.perf_counter() - started,
     }
-    return LoadedModel(model, checkpoint.config, backend, builder.layers, device, recorder, sampling, report)
+    return LoadedModel(
+        model, checkpoint.config, backend, builder.layers, device, recorder, sampling, report, wrappers
+    )
 
 
 def _fingerprint(build: ExecutorBuild, backend: AttentionBackend, ops: Ops) -> str:
@@ -107,6 +122,7 @@ def _fingerprint(build: ExecutorBuild, backend: AttentionBackend, ops: Ops) -> s
         backend.numerics,
         ops.numerics,
         sorted(set(ops.used)),
+        build.config.quantization,
         build.dtype,
         build.config.cache.block_size,
         build.config.parallel.tensor_parallel_size,

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.core.errors import CheckpointError, nearest
+from headrace.models.quantized import stated_method, unknown_method
+from headrace.models.safetensors.folder import read_json
 from headrace.models.sources.aliases import ALIASES
 from headrace.models.sources.hub import HUB_NAME
 from headrace.models.sources.terms import require_acceptance
@@ -74,6 +76,7 @@ def open_checkpoint(path: Path, registry: Registry) -> Checkpoint:
     for entry in registry.entries("weight_loader"):
         loader = entry.factory()
         if loader.claims(path):
+            _refuse_unknown_quantization(path, registry)
             checkpoint: Checkpoint = loader.open(path)
             return checkpoint
     formats = ", ".join(registry.names("weight_loader")) or "none"
@@ -92,6 +95,18 @@ def open_checkpoint(path: Path, registry: Registry) -> Checkpoint:
     raise CheckpointError(
         f"{path} is no checkpoint of a format known here ({formats}): it starts with {start!r}"
     )
+
+
+def _refuse_unknown_quantization(path: Path, registry: Registry) -> None:
+    """A packed checkpoint must not be read as if it were not; its configuration says so before weights are read."""
+    file = (path if path.is_dir() else path.parent) / "config.json"
+    if not file.is_file() or path.suffix == ".gguf":
+        return
+    config = read_json(file)
+    stated = stated_method(config)
+    methods = (entry.factory() for entry in registry.entries("quantization"))
+    if stated is not None and not any(method.claims(config) for method in methods):
+        raise CheckpointError(f"{file}: {unknown_method(stated, registry)}")
 
 
 @contextmanager

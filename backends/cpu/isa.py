@@ -69,10 +69,10 @@ PORTABLE = Tier("portable", (), (), openmp=False)
 AVX2 = Tier("avx2", ("avx2", "fma", "f16c"), ("-mavx2", "-mfma", "-mf16c"))
 AVX512 = Tier(
     "avx512",
-    (*AVX2.needs, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"),
+    (*AVX2.needs, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"),
     (
         *AVX2.machine_flags,
-        *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16"),
+        *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mavx512vnni"),
         "-mprefer-vector-width=512",
     ),
 )

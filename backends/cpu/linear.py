@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 
 from headrace.backends.cpu.arena import GrowingArena
+from headrace.backends.cpu.gated import GatedPanels
 from headrace.backends.cpu.library import Functions, Kernels, pointer
+from headrace.backends.cpu.panels import PANEL, interleaved
 
-__all__ = ["PackedLinear"]
+__all__ = ["GatedPanels", "PackedLinear"]
 
-PANEL = 32
-"""Outputs that lie together; inputs are padded to a multiple of it, too."""
+STEP = 32
+"""Inputs are padded to a multiple of it."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class PackedLinear:
         self._linear = kernels.by_type("linear")
         self._logits = kernels.by_type("logits")
         self._gated = {
-            op: kernels.by_type(f"linear_{op.removesuffix('_mul')}") for op in ("silu_mul", "gelu_mul")
+            f"{name}_mul": (kernels.by_type(f"linear_{name}"), kernels.by_type(f"{name}_sums"))
+            for name in ("silu", "gelu")
         }
         self._rows = kernels.by_type("rows")
 
@@ -50,7 +53,7 @@ class PackedLinear:
         """Pack a weight [out, in]."""
         weight = weight.contiguous()
         out, inputs = weight.shape
-        panels, padded = -(-out // PANEL), -(-inputs // PANEL) * PANEL
+        panels, padded = -(-out // PANEL), -(-inputs // STEP) * STEP
         data = self._arena.empty((panels * PANEL * padded,), weight.dtype)
         self._pack[weight.dtype](weight.data_ptr(), out, inputs, padded, data.data_ptr())
         if bias is not None:
@@ -73,18 +76,18 @@ class PackedLinear:
         self, weight: torch.Tensor, bias: torch.Tensor | None, op: str
     ) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """Pack a weight [2 · out, in] of gate and up; return its product, gated by `op` in one go."""
-        kernel = self._gated.get(op)
-        if kernel is None:
+        kernels = self._gated.get(op)
+        if kernels is None:
             return None
-        packed = self.prepare(_interleaved(weight), None if bias is None else _interleaved(bias))
-        packed = replace(packed, out_features=weight.shape[0] // 2)
-
-        def apply(x: torch.Tensor) -> torch.Tensor:
-            y = x.new_empty(x.shape[0], packed.out_features)
-            self._multiply(kernel, x, packed, y)
-            return y
-
-        return apply
+        stacked = self.prepare(interleaved(weight), None if bias is None else interleaved(bias))
+        packed = replace(stacked, out_features=weight.shape[0] // 2)
+        linear, finish = kernels
+        return GatedPanels(
+            lambda x, y: self._multiply(linear, x, packed, y),
+            lambda x: self.logits(x, stacked),
+            finish,
+            packed.out_features,
+        )
 
     def _multiply(self, kernel: Functions, x: torch.Tensor, packed: _Packed, y: torch.Tensor) -> None:
         if packed.padded != packed.in_features:
@@ -101,8 +104,8 @@ class PackedLinear:
             packed.out_features,
         )
 
-    def rows(self, ids: torch.Tensor, prepared: Any) -> torch.Tensor:
-        """Return rows `ids` [N] int64 of the weight, [N, in]."""
+    def rows(self, ids: torch.Tensor, prepared: Any, dtype: torch.dtype) -> torch.Tensor:
+        """Return rows `ids` [N] int64 of the weight, [N, in], in its own type, which is `dtype`."""
         packed: _Packed = prepared
         out = packed.data.new_empty(ids.shape[0], packed.in_features)
         self._rows[out.dtype](
@@ -114,14 +117,3 @@ class PackedLinear:
             out.data_ptr(),
         )
         return out
-
-
-def _interleaved(stacked: torch.Tensor) -> torch.Tensor:
-    """[2 · out, …] -> [panels · 32, …]: the halves' rows in turns of 16, with zeros for those that are missing."""
-    half = stacked.shape[0] // 2
-    missing = -half % (PANEL // 2)
-    parts = [
-        F.pad(part, (0,) * (2 * part.ndim - 1) + (missing,)).unflatten(0, (-1, PANEL // 2))
-        for part in stacked.split(half)
-    ]
-    return torch.stack(parts, dim=1).flatten(0, 2)

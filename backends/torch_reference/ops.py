@@ -13,7 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from headrace.backends.torch_reference.grouped import ReferenceGrouped
 from headrace.backends.torch_reference.numerics import torch_numerics
+from headrace.backends.torch_reference.whole import ReferenceWhole
 from headrace.core.interfaces.attention import AttentionBackend
 from headrace.core.interfaces.graph import GraphRecorder
 from headrace.core.interfaces.ops import LinearFormat, Op
@@ -27,6 +29,7 @@ __all__ = [
     "gelu",
     "gelu_mul",
     "layer_norm",
+    "narrow",
     "rms_norm",
     "rotary",
     "scale",
@@ -108,6 +111,11 @@ def gelu_mul(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(gate, approximate="tanh").mul_(up)
 
 
+def narrow(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x [N, C] float32 -> x in another type."""
+    return x.to(dtype)
+
+
 class DenseLinear:
     """Weights as they are, `[out, in]` in the type of x, multiplied by `torch.nn.functional.linear`."""
 
@@ -129,9 +137,9 @@ class DenseLinear:
         """[N, in] -> [N, out] float32."""
         return self.apply(x, prepared).float()
 
-    def rows(self, ids: torch.Tensor, prepared: Any) -> torch.Tensor:
+    def rows(self, ids: torch.Tensor, prepared: Any, dtype: torch.dtype) -> torch.Tensor:
         """Rows `ids` [N] int64 of the weight, [N, in]."""
-        return F.embedding(ids, prepared[0])
+        return F.embedding(ids, prepared[0]).to(dtype)
 
 
 class TorchOps:
@@ -140,7 +148,7 @@ class TorchOps:
     name = "torch"
 
     def __init__(self) -> None:
-        exact: tuple[Callable[..., Any], ...] = (embedding, rotary, add, scale)
+        exact: tuple[Callable[..., Any], ...] = (embedding, rotary, add, scale, narrow)
         others: tuple[Callable[..., Any], ...] = (
             rms_norm,
             add_rms_norm,
@@ -152,7 +160,11 @@ class TorchOps:
         ops = [Op(fn.__name__, fn, row_invariant=True) for fn in exact]
         ops += [Op(fn.__name__, fn) for fn in others]
         self._ops = {op.name: op for op in ops}
-        self._linear: dict[str, LinearFormat] = {"dense": DenseLinear()}
+        self._linear: dict[str, LinearFormat] = {
+            "dense": DenseLinear(),
+            "grouped": ReferenceGrouped(),
+            "w8a8": ReferenceWhole(),
+        }
 
     @property
     def numerics(self) -> str:
@@ -177,5 +189,5 @@ class TorchOps:
         return None
 
     def linear(self, format: str) -> LinearFormat | None:
-        """Return how weights of `format` run; only `"dense"` is known."""
+        """Return how weights of `format` run, or None."""
         return self._linear.get(format)

@@ -45,6 +45,14 @@ from headrace.core.interfaces.parsing import (
     ReasoningParser,
     ToolParser,
 )
+from headrace.core.interfaces.quantization import (
+    ChannelWeight,
+    GroupedWeight,
+    QuantizationMethod,
+    QuantizedWeight,
+    QuantizedWeights,
+    WeightQuantizer,
+)
 from headrace.core.interfaces.runner import (
     BatchRow,
     DraftDistribution,
@@ -58,6 +66,8 @@ from headrace.core.interfaces.runner import (
 )
 from headrace.core.interfaces.scheduling import Constraint, EngineListener, Scheduler, SchedulingPolicy, Wait
 from headrace.core.interfaces.text import InputProcessor, ProcessedInput, Tokenizer
+from headrace.core.interfaces.variants import ModelVariant, ModelVariants
+from headrace.core.interfaces.wrapping import LinearWrapper, Segment, SummedProduct
 
 __all__ = [
     "AttentionBackend",
@@ -68,6 +78,7 @@ __all__ = [
     "CacheSpec",
     "CallArguments",
     "CallStart",
+    "ChannelWeight",
     "Checkpoint",
     "CheckpointTensor",
     "Constraint",
@@ -84,6 +95,7 @@ __all__ = [
     "GrammarSpec",
     "Graph",
     "GraphRecorder",
+    "GroupedWeight",
     "InputProcessor",
     "KVCacheGroup",
     "KVCacheLayout",
@@ -91,12 +103,15 @@ __all__ = [
     "KVCacheSpec",
     "Linear",
     "LinearFormat",
+    "LinearWrapper",
     "LogitsProcessor",
     "LogitsRow",
     "Model",
     "ModelBuild",
     "ModelDefinition",
     "ModelSource",
+    "ModelVariant",
+    "ModelVariants",
     "Op",
     "OpSet",
     "Parallel",
@@ -105,6 +120,9 @@ __all__ = [
     "ProcessedInput",
     "ProcessorFactory",
     "Proposer",
+    "QuantizationMethod",
+    "QuantizedWeight",
+    "QuantizedWeights",
     "Reasoning",
     "ReasoningParser",
     "RecordError",
@@ -112,12 +130,15 @@ __all__ = [
     "RunnerListener",
     "Scheduler",
     "SchedulingPolicy",
+    "Segment",
     "SelectableProcessor",
     "StepHandle",
+    "SummedProduct",
     "Tokenizer",
     "ToolParser",
     "Vocabulary",
     "Wait",
     "WeightLoader",
+    "WeightQuantizer",
     "Weights",
 ]

@@ -128,11 +128,15 @@ class ModelBuild(Protocol):
         """Build the output projection from `NAME.weight` [V, C]; it gives float32."""
         ...
 
-    def tied_embedding(self, weight: torch.Tensor) -> tuple[Embedding, Linear]:
-        """Return the lookup and the output projection that share a weight [V, C]; it is held once.
+    def tied_embedding(self, name: str, vocab_size: int, hidden_size: int) -> tuple[Embedding, Linear]:
+        """Return the lookup and the output projection that share the weight `NAME.weight` [V, C]; it is held once.
 
         The projection gives float32.
         """
+        ...
+
+    def embedding(self, name: str, lookup: Embedding, shape: tuple[int, int]) -> Embedding:
+        """Return the lookup in `NAME.weight` of `shape` [V, C] to use: `lookup`, or what plugins put around it."""
         ...
 
     def attention(self, name: str, spec: AttentionSpec, *, scale: float) -> AttentionLayer:

@@ -16,6 +16,7 @@ A model asks for each op once, when it is built, and calls what it got. Built-in
 `add`              (x [N, C], y [N, C]) -> x + y
 `scale`            (x [N, C], factor) -> x · factor, computed in float32
 `gelu_mul`         (x [N, 2·C]) -> gelu(x[:, :C]) · x[:, C:], with gelu's approximation by tanh
+`narrow`           (x [N, C] float32, dtype) -> x in another type, rounded to nearest
 `linear`           by weight format: a `LinearFormat`, see below
 =================  ============================================================================
 
@@ -56,6 +57,8 @@ class Op:
     fn: Callable[..., Any]
     row_invariant: bool = False
     """A row of the result depends, bit for bit, on that row of the input alone."""
+    recorded: Any = None
+    """For `GraphRecorder.including`, where another set's recorder is to note its calls."""
 
 
 class LinearFormat(Protocol):
@@ -64,7 +67,11 @@ class LinearFormat(Protocol):
     row_invariant: bool
 
     def prepare(self, weight: Any, bias: torch.Tensor | None) -> Any:
-        """Turn a weight [out, in] as loaded into what `apply` wants; may pack. Called once."""
+        """Turn a weight [out, in] as loaded into what `apply` wants; may pack. Called once.
+
+        weight: for `dense` a tensor; for other formats a list of `QuantizedWeight`, stacked over outputs. Raises
+            `CheckpointError` for one it cannot hold.
+        """
         ...
 
     def apply(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
@@ -72,12 +79,13 @@ class LinearFormat(Protocol):
         ...
 
     def gated(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, op: str
+        self, weight: Any, bias: torch.Tensor | None, op: str
     ) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """Return [N, in] -> [N, out]: activation(gate(x)) · up(x) in one go, rounded once.
 
-        weight: [2 · out, in], the gate's rows first. op: `silu_mul` or `gelu_mul`. None: this format has no such
-        product; it is multiplied, then the op applied.
+        weight: [2 · out, in] as for `prepare`, the gate's rows first. op: `silu_mul` or `gelu_mul`. None:
+        this format has no such product; it is multiplied, then the op applied. One that is a `SummedProduct`, too,
+        keeps its speed where plugins add to products.
         """
         ...
 
@@ -85,8 +93,8 @@ class LinearFormat(Protocol):
         """[N, in] -> [N, out] float32: the same product, as it is sampled from."""
         ...
 
-    def rows(self, ids: torch.Tensor, prepared: Any) -> torch.Tensor:
-        """Rows `ids` [N] int64 of the weight, [N, in]: a lookup in an embedding that is a product, too."""
+    def rows(self, ids: torch.Tensor, prepared: Any, dtype: torch.dtype) -> torch.Tensor:
+        """Rows `ids` [N] int64 of the weight, [N, in] in `dtype`: a lookup in an embedding that is a product, too."""
         ...
 
 

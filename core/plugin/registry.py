@@ -24,12 +24,15 @@ if TYPE_CHECKING:
         GrammarBackend,
         InputProcessor,
         KVCacheManager,
+        LinearWrapper,
         LogitsProcessor,
         ModelDefinition,
         ModelSource,
+        ModelVariants,
         OpSet,
         ParserContext,
         Proposer,
+        QuantizationMethod,
         ReasoningParser,
         RunnerListener,
         Scheduler,
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
         SchedulerBuild,
         WorkerContext,
     )
+    from headrace.core.interfaces.wrapping import WrapContext
     from headrace.core.metrics import Metric
 
 __all__ = ["KINDS", "Entry", "Kind", "NameClashError", "Registrar", "Registry", "Room"]
@@ -72,8 +76,10 @@ KINDS: Mapping[str, Kind] = {
         Kind("model", "worker", "model"),
         Kind("model_source", "front", "model source", "model"),
         Kind("weight_loader", "worker", "weight loader"),
+        Kind("quantization", "worker", "quantization method", "quantization"),
         Kind("tokenizer", "front", "tokenizer"),
         Kind("input_processor", "front", "input processor"),
+        Kind("model_variants", "front", "variants of the model"),
         Kind("scheduler", "core", "scheduler", "scheduler_name"),
         Kind("scheduling_policy", "core", "scheduling policy", "scheduling_policy"),
         Kind("kv_cache_manager", "core", "KV cache manager", "kv_cache_manager"),
@@ -81,6 +87,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("engine_listener", "core", "engine listener"),
         Kind("executor", "core", "executor", "executor"),
         Kind("runner_listener", "worker", "runner listener"),
+        Kind("linear_wrapper", "worker", "linear wrapper"),
         Kind("logits_processor", "worker", "logits processor"),
         Kind("proposer", "worker", "proposer", "speculative_method"),
         Kind("grammar", "core", "grammar backend", "grammar_backend"),
@@ -212,6 +219,12 @@ class Registrar:
         """Add a checkpoint format."""
         self._add("weight_loader", name, factory, override)
 
+    def quantization(
+        self, name: str, factory: Callable[[], QuantizationMethod], *, override: bool = False
+    ) -> None:
+        """Add a way of holding weights, chosen by `quantization` or by a checkpoint's configuration."""
+        self._add("quantization", name, factory, override)
+
     def tokenizer(
         self, name: str, factory: Callable[[Mapping[str, Any]], Tokenizer], *, override: bool = False
     ) -> None:
@@ -223,6 +236,12 @@ class Registrar:
     ) -> None:
         """Add a link to the chain from prompt to tokens; they run in order of registration."""
         self._add("input_processor", name, factory, override)
+
+    def model_variants(
+        self, name: str, factory: Callable[[FrontContext], ModelVariants], *, override: bool = False
+    ) -> None:
+        """Add names beside the model's own, under which requests get something added."""
+        self._add("model_variants", name, factory, override)
 
     def scheduler(
         self,
@@ -269,6 +288,15 @@ class Registrar:
     ) -> None:
         """Add a runner listener; all are told, in order of registration."""
         self._add("runner_listener", name, factory, override)
+
+    def linear_wrapper(
+        self, name: str, factory: Callable[[WrapContext], LinearWrapper | None], *, override: bool = False
+    ) -> None:
+        """Add what stands around a model's products; the factory returns None where it has nothing to do.
+
+        It is a runner listener as well, and told before those that are nothing else.
+        """
+        self._add("linear_wrapper", name, factory, override)
 
     def logits_processor(
         self,

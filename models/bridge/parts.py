@@ -79,7 +79,7 @@ def fill(build: ModelBuild, model: Any, products: frozenset[str], attentions: li
         if name not in cut
     }
     filled |= take_pieces(build, model, cut)
-    heads = _products(build, model, products, tied, spelling, filled)
+    heads = _products(build, model, products, tied, spelling, origin, filled)
     for name in shapes:
         owner, _, leaf = name.rpartition(".")
         if owner in heads:
@@ -109,6 +109,7 @@ def _products(
     names: frozenset[str],
     tied: dict[str, str],
     spelling: Spelling,
+    origin: dict[str, str],
     filled: dict[str, torch.Tensor],
 ) -> dict[str, _Product]:
     products = {}
@@ -125,7 +126,10 @@ def _products(
         else:
             twin = tied[weight]
             set_tied_aside(build, spelling.of(weight), spelling.of(twin), filled[twin])
-            _, linear = build.tied_embedding(filled[twin])
+            vocab, hidden = filled[twin].shape
+            _, linear = build.tied_embedding(
+                spelling.of(origin.get(twin, twin)).removesuffix(".weight"), vocab, hidden
+            )
             if module.bias is not None:
                 bias = _take(build, spelling.of(f"{name}.bias"), (module.out_features,))
                 linear = _Biased(linear, bias)

@@ -19,7 +19,20 @@ from headrace.core.errors import CheckpointError, nearest
 __all__ = ["ITEM_SIZES", "TensorPlace", "read_header"]
 
 ITEM_SIZES: Mapping[str, int] = MappingProxyType(
-    {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+    {
+        "F64": 8,
+        "F32": 4,
+        "F16": 2,
+        "BF16": 2,
+        "I64": 8,
+        "I32": 4,
+        "I16": 2,
+        "I8": 1,
+        "U8": 1,
+        "BOOL": 1,
+        "F8_E4M3": 1,
+        "F8_E5M2": 1,
+    }
 )
 """Bytes an element, by the format's name of a type."""
 

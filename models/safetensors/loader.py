@@ -33,6 +33,8 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
         "I8": torch.int8,
         "U8": torch.uint8,
         "BOOL": torch.bool,
+        "F8_E4M3": torch.float8_e4m3fn,
+        "F8_E5M2": torch.float8_e5m2,
     }
 )
 
@@ -92,7 +94,6 @@ class SafetensorsCheckpoint:
         folder = path if path.is_dir() else path.parent
         self.path = folder
         config = read_json(folder / "config.json")
-        _refuse_quantized(folder, config)
         _require_architectures(folder, config)
         generation = folder / "generation_config.json"
         self.generation_config: Mapping[str, Any] = read_json(generation) if generation.is_file() else {}
@@ -153,17 +154,6 @@ def _open_shards(folder: Path) -> list[_Shard]:
     if missing:
         raise CheckpointError(f"{index} names tensors that no shard holds: {', '.join(missing[:5])}")
     return shards
-
-
-def _refuse_quantized(folder: Path, config: Mapping[str, Any]) -> None:
-    """A packed checkpoint must not be read as if it were not."""
-    quantization = config.get("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
-        raise CheckpointError(
-            f"{folder / 'config.json'}: the weights are quantized by {method!r:.50}; methods supported here: none. "
-            "Take a checkpoint in bfloat16, float16 or float32."
-        )
 
 
 def _require_architectures(folder: Path, config: Mapping[str, Any]) -> None:

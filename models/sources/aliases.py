@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from headrace.models.sources.terms import GEMMA, Terms
@@ -30,6 +30,8 @@ class Alias:
     """What may be asked of it."""
     terms: Terms | None = None
     """What a user must accept before it is fetched."""
+    quantization: str | None = None
+    """How its weights are held where nothing else is asked for (`quantization`)."""
 
     @property
     def pinned(self) -> str:
@@ -44,6 +46,12 @@ _SMOLLM2 = Alias(
     size=98_362_432,
     licence="Apache-2.0",
     description="SmolLM2 135M Instruct, 4 bits: small enough for any laptop, context of 8,192 tokens",
+)
+_SMOLLM2_Q4 = replace(
+    _SMOLLM2,
+    name="smollm2-q4",
+    description="SmolLM2 135M Instruct, run packed: the file's 4 bits stay as they are in memory",
+    quantization="gguf",
 )
 _GEMMA3 = Alias(
     name="gemma3-270m",
@@ -72,5 +80,7 @@ _MINILM = Alias(
     supports=("embed",),
 )
 
-ALIASES: Mapping[str, Alias] = MappingProxyType({alias.name: alias for alias in (_SMOLLM2, _GEMMA3, _MINILM)})
+ALIASES: Mapping[str, Alias] = MappingProxyType(
+    {alias.name: alias for alias in (_SMOLLM2, _SMOLLM2_Q4, _GEMMA3, _MINILM)}
+)
 """All by name, in the order in which they are listed."""

@@ -274,7 +274,9 @@ def _load(context: WorkerContext, name: str) -> tuple[LoadedModel, int]:
             longest = min(context.max_model_len, definition.max_model_len(checkpoint.config))
         check_vocabulary(context, checkpoint, name)
         build = ExecutorBuild(
-            config=context.config.model_copy(update={"model": name, "model_impl": "auto"}),
+            config=context.config.model_copy(
+                update={"model": name, "model_impl": "auto", "quantization": None}
+            ),
             registry=context.registry,
             model_path=path,
             max_model_len=longest,

@@ -24,6 +24,7 @@ from headrace.executors.selection import resolve_dtype
 from headrace.front_half import FrontHalf, ModelFacts, build_front, generation_defaults
 from headrace.models.bridge.choose import definition_for
 from headrace.models.opening import build_tokenizer, open_checkpoint, reading_configuration, resolve_model
+from headrace.models.sources.aliases import ALIASES
 from headrace.report import StartupReport
 
 __all__ = ["CoreHalf", "Engine", "build_core", "build_engine"]
@@ -69,7 +70,7 @@ def build_core(
     Raises `ConfigError`, `CheckpointError` or `PluginError` before anything is computed.
     """
     begun = time.perf_counter()
-    config, registry = started.config, started.plugins.registry
+    config, registry = _with_alias(started.config), started.plugins.registry
     path = resolve_model(config.model, registry, progress)
     checkpoint = open_checkpoint(path, registry)
     with reading_configuration(checkpoint):
@@ -125,6 +126,14 @@ def build_core(
         seconds=time.perf_counter() - begun,
     )
     return CoreHalf(core, facts, report)
+
+
+def _with_alias(config: EngineConfig) -> EngineConfig:
+    """Hold weights as the model's short name means it, where nothing else is asked for."""
+    alias = ALIASES.get(config.model)
+    if alias is None or alias.quantization is None or config.quantization is not None:
+        return config
+    return config.model_copy(update={"quantization": alias.quantization})
 
 
 def _model_len(config: EngineConfig, limit: int) -> int:

@@ -19,6 +19,8 @@ BUILTIN = (
     "headrace.plugins.penalties",
     "headrace.plugins.processors",
     "headrace.plugins.speculative",
+    "headrace.plugins.quantization",
+    "headrace.plugins.lora",
     "headrace.plugins.engine_metrics",
     "headrace.plugins.pooling",
     "headrace.plugins.structured",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -60,7 +61,7 @@ class StartupReport(msgspec.Struct, kw_only=True, frozen=True):
         )
         return [
             f"model        {self.model}: {facts['architecture']}, {facts['parameters'] / 1e6:.1f}M parameters",
-            f"weights      {facts['weights_bytes'] / 2**20:.0f} MiB as {facts['dtype']} on {facts['device']}",
+            f"weights      {facts['weights_bytes'] / 2**20:.0f} MiB as {_held(facts)} on {facts['device']}",
             f"threads      {facts['threads']}: {facts['threads_why']}",
             f"KV cache     {self.kv_bytes / 2**20:.0f} MiB, {self.num_blocks} blocks of "
             f"{self.block_size} tokens; {self.concurrency:.1f} requests of {self.max_model_len} tokens at "
@@ -81,3 +82,14 @@ class StartupReport(msgspec.Struct, kw_only=True, frozen=True):
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
+
+
+def _held(facts: Mapping[str, Any]) -> str:
+    """How weights are held, and what runs those that are quantized."""
+    method = facts.get("quantization")
+    if method is None:
+        return str(facts["dtype"])
+    formats = ", ".join(
+        f"{name} by {ops}" for name, ops in facts["linear_formats"].items() if name != "dense"
+    )
+    return f"{method} ({formats or 'nothing was to be quantized'}), computed in {facts['dtype']},"

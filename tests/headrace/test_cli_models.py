@@ -54,14 +54,19 @@ def place(alias: str, cache: Path) -> Path:
 
 def test_every_alias_with_what_it_takes_and_what_it_does(cache: Path, capsys: Any) -> None:
     rows = listed(capsys)
-    assert rows.keys() == {"smollm2", "gemma3-270m", "minilm"}
+    assert rows.keys() == {"smollm2", "smollm2-q4", "gemma3-270m", "minilm"}
     for name, row in rows.items():
         alias = ALIASES[name]
         assert (row["cached"], row["path"]) == (False, None)
         assert (row["size"], row["licence"], row["source"]) == (alias.size, alias.licence, alias.reference)
-    assert [row["family"] for row in rows.values()] == ["llama", "gemma3", "bert"]
-    assert [row["supports"] for row in rows.values()] == [GENERATES, ["generate", "embed"], ENCODES]
-    assert [row["accepted"] for row in rows.values()] == [True, False, True]
+    assert [row["family"] for row in rows.values()] == ["llama", "llama", "gemma3", "bert"]
+    assert [row["supports"] for row in rows.values()] == [
+        GENERATES,
+        GENERATES,
+        ["generate", "embed"],
+        ENCODES,
+    ]
+    assert [row["accepted"] for row in rows.values()] == [True, True, False, True]
     assert rows["gemma3-270m"]["terms"] == GEMMA.url
 
 
@@ -162,7 +167,7 @@ def test_the_models_are_told_before_torch_is_there(cache: Path) -> None:
         "from headrace.cli.options import plugins_for\n"
         "from headrace.models.catalog import describe_families, describe_models\n"
         "registry = plugins_for([]).registry\n"
-        "assert len(describe_models(registry)) == 3\n"
+        "assert len(describe_models(registry)) == 4\n"
         "assert 'torch' not in sys.modules\n"
         "assert len(describe_families(registry)) > 10\n"
         "assert 'transformers' not in sys.modules\n"

@@ -45,14 +45,17 @@ OPS = {
 class DictWeights:
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self.left = dict(tensors)
+        self.taken: dict[str, torch.Tensor] = {}
 
     def __contains__(self, name: str) -> bool:
-        return name in self.left
+        return name in self.left or name in self.taken
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        if name not in self.left or self.left[name].shape != shape:
+        tensor = self.left.pop(name, self.taken.get(name))
+        if tensor is None or tensor.shape != shape:
             raise CheckpointError(f"{name} {shape}")
-        return self.left.pop(name)
+        self.taken[name] = tensor
+        return tensor
 
 
 class DenseLinear:
@@ -113,8 +116,12 @@ class DenseBuild:
     def lm_head(self, name: str, vocab_size: int, hidden_size: int) -> DenseLinear:
         return DenseLinear(self.weights.take(f"{name}.weight", (vocab_size, hidden_size)), None)
 
-    def tied_embedding(self, weight: torch.Tensor) -> tuple[Embedding, DenseLinear]:
+    def tied_embedding(self, name: str, vocab_size: int, hidden_size: int) -> tuple[Embedding, DenseLinear]:
+        weight = self.weights.take(f"{name}.weight", (vocab_size, hidden_size))
         return lambda ids: F.embedding(ids, weight), DenseLinear(weight, None)
+
+    def embedding(self, name: str, lookup: Embedding, shape: tuple[int, int]) -> Embedding:
+        return lookup
 
     def attention(self, name: str, spec: AttentionSpec, *, scale: float) -> AttentionLayer:
         layer = AttentionLayer(

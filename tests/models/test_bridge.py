@@ -77,14 +77,17 @@ WINDOWED = {"starcoder2", "cohere2", "gemma2", "exaone4", "olmo3", "gpt_oss"}
 class Weights:
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self.left = dict(tensors)
+        self.taken: dict[str, torch.Tensor] = {}
 
     def __contains__(self, name: str) -> bool:
-        return name in self.left
+        return name in self.left or name in self.taken
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        if name not in self.left or self.left[name].shape != shape:
+        tensor = self.left.pop(name, self.taken.get(name))
+        if tensor is None or tensor.shape != shape:
             raise CheckpointError(f"tensor {name} {shape}")
-        return self.left.pop(name)
+        self.taken[name] = tensor
+        return tensor
 
 
 class Product:
@@ -128,8 +131,13 @@ class Build:
     def lm_head(self, name: str, vocab_size: int, hidden_size: int) -> Product:
         raise AssertionError("the bridge's heads are products like others, or tied")
 
-    def tied_embedding(self, weight: torch.Tensor) -> tuple[Embedding, Product]:
+    def tied_embedding(self, name: str, vocab_size: int, hidden_size: int) -> tuple[Embedding, Product]:
+        weight = self.weights.taken[f"{name}.weight"]
+        assert weight.shape == (vocab_size, hidden_size)
         return lambda ids: F.embedding(ids, weight), Product(weight)
+
+    def embedding(self, name: str, lookup: Embedding, shape: tuple[int, int]) -> Embedding:
+        return lookup
 
     def attention(self, name: str, spec: AttentionSpec, *, scale: float) -> AttentionLayer:
         layer = AttentionLayer(

@@ -120,8 +120,8 @@ def test_flipped_bytes_of_the_header_never_do_more_than_raise(tmp_path: Path) ->
         ),
         (raw({"a" * 10**6: 7}), r"tensor 'a{190,200} is described"),
         (
-            raw({"a": {"dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1]}}, b"0"),
-            "'F8_E4M3'.*types known: F64",
+            raw({"a": {"dtype": "F8_E8M0", "shape": [1], "data_offsets": [0, 1]}}, b"0"),
+            "'F8_E8M0'.*types known: F64",
         ),
     ],
 )
@@ -144,7 +144,6 @@ def test_headers_made_by_hand(tmp_path: Path, content: bytes, words: str) -> Non
         ("[]", "a JSON object"),
         ({"vocab_size": 8}, r"config\.json: architectures must be a list .* got None"),
         ({"architectures": "LlamaForCausalLM"}, r"config\.json: architectures must be a list"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized by 'gptq'"),
     ],
 )
 def test_configurations_that_cannot_be_used(tmp_path: Path, config: Any, words: str) -> None:

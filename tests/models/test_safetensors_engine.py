@@ -180,21 +180,6 @@ def test_what_is_missing_of_a_sharded_checkpoint_is_named(tmp_path: Path) -> Non
         answers(tmp_path)
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors", "no_such"])
-def test_quantized_checkpoints_are_refused_before_weights_are_read(method: str, tmp_path: Path) -> None:
-    """QNT-08. Sources: vllm-project/vllm#12268; vllm-project/llm-compressor#134."""
-    save(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"not to be read")
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(
-        json.dumps({**config, "quantization_config": {"quant_method": method}})
-    )
-    with pytest.raises(
-        CheckpointError, match=f"config.json: .*quantized by '{method}'; methods supported here: none"
-    ):
-        answers(tmp_path)
-
-
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
 def test_both_words_for_the_type_of_the_weights(key: str, tmp_path: Path) -> None:
     save(tmp_path)

@@ -24,6 +24,8 @@
 #define HR_UNROLL _Pragma("GCC unroll 16")
 #endif
 #define HR_INLINE inline __attribute__((always_inline))
+// Of loops that need every register for themselves.
+#define HR_NOINLINE __attribute__((noinline))
 
 namespace headrace {
 
@@ -110,6 +112,7 @@ HR_INLINE V16 zero_below(V16 a, V16 x, float bound) {
 HR_INLINE uint32_t at_least(V16 a, V16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
 
 HR_INLINE P16 load_pairs(const bf16* p) { return {_mm512_loadu_si512(p)}; }
+HR_INLINE void store_pairs(bf16* p, P16 a) { _mm512_storeu_si512(p, a.v); }
 HR_INLINE P16 splat_pair(const bf16* p) {
     int32_t bits;
     std::memcpy(&bits, p, 4);
@@ -220,6 +223,7 @@ HR_INLINE P16 load_pairs(const bf16* p) {
     const __m256i* at = reinterpret_cast<const __m256i*>(p);
     return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};
 }
+HR_INLINE void store_pairs(bf16* p, P16 x) { std::memcpy(p, &x, sizeof x); }
 HR_INLINE P16 splat_pair(const bf16* p) {
     int32_t bits;
     std::memcpy(&bits, p, 4);
@@ -323,6 +327,7 @@ HR_INLINE P16 load_pairs(const bf16* p) {
     std::memcpy(&x.v, p, sizeof x.v);
     return x;
 }
+HR_INLINE void store_pairs(bf16* p, P16 x) { std::memcpy(p, &x, sizeof x); }
 HR_INLINE P16 splat_pair(const bf16* p) {
     uint32_t bits;
     std::memcpy(&bits, p, 4);

@@ -45,6 +45,7 @@ COMMANDS = (
     ),
     CommandSpec(("bench", "serve"), "headrace.cli.bench_serve:serve", "Load a server, as its clients do."),
     CommandSpec(("pull",), "headrace.cli.models:pull", "Fetch a model into the cache folder."),
+    CommandSpec(("quantize",), "headrace.cli.quantize:quantize", "Write a model with weights of fewer bits."),
     CommandSpec(("models", "list"), "headrace.cli.models:list_models", "List models and families."),
     CommandSpec(
         ("plugins", "list"), "headrace.cli.plugins:list_plugins", "List all plugins and their state."

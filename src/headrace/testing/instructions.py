@@ -19,9 +19,9 @@ _SSE3_TO_4 = (
 _VEX = r"^v\w+ .*%[xyz]mm"
 _EVEX_REGISTERS = r"zmm|%[xy]mm(?:1[6-9]|2\d|3[01])\b|%k[0-7]|\{1to\d"
 _EVEX_NAMES = (
-    r"^v(?:dpbf16|cvtne|cvt\w*u?(?:udq|qq)\b|movdq[au](?:8|16|32|64)|pternlog|rndscale|reduce[ps]|range[ps]|perm[ti]2"
-    r"|pmullq|p?compress|p?expand|rcp14|rsqrt14|scalef|getexp|getmant|fixupimm|psra[v]?q|pabsq|pm(?:in|ax)[su]q|pro[lr]"
-    r"|p?blendm|ptestn?m|p(?:and|andn|or|xor)[dq]|(?:shuf|extract|insert|broadcast)[fi](?:32|64)x|pmovu?s?(?:[qd][bwd]|wb))"
+    r"^v(?:dpbf16|pdpbusd|cvtne|cvt\w*u?(?:udq|qq)\b|movdq[au](?:8|16|32|64)|pternlog|rndscale|reduce[ps]|range[ps]"
+    r"|perm[ti]2|pmullq|p?compress|p?expand|rcp14|rsqrt14|scalef|getexp|getmant|fixupimm|psra[v]?q|pabsq"
+    r"|pm(?:in|ax)[su]q|pro[lr]|p?blendm|ptestn?m|p(?:and|andn|or|xor)[dq]|(?:shuf|extract|insert|broadcast)[fi](?:32|64)x|pmovu?s?(?:[qd][bwd]|wb))"
 )
 _TILES = r"tmm|^tdp|^tile|tilecfg"
 _OWN = {
@@ -34,10 +34,11 @@ _OWN = {
 _NO_TIERS = (
     r"^(?:andn[lq]?\b|bextr|bls[ir]|blsmsk|bzhi|mulx|pdep|pext|rorx|sarx|shlx|shrx|popcnt|lzcnt|tzcnt)",
     r"^v?(?:aes|pclmul|gf2p8|sha)",
-    r"\bvp(?:dpb|dpw|madd52|popcnt|shl?d[vdqw]|shrd|multishift|2intersect|ermb|erm[ti]2b|compress[bw]|expand[bw])",
+    r"\bvp(?:dpwu|dpwss|dpbs|dpbuu|madd52|popcnt|shl?d[vdqw]|shrd|multishift|2intersect|ermb|erm[ti]2b)",
+    r"\bvp(?:compress|expand)[bw]|^\{vex\} vpdp",
     r"^v(?:add|sub|mul|div|fn?m\w+|max|min|sqrt|rcp|rsqrt)[ps]h\b",
 )
-"""What no tier asks the processor for: bit manipulation, cryptography, VNNI and VBMI, half-precision arithmetic."""
+"""What no tier asks the processor for: bit manipulation, cryptography, other VNNI, VBMI, arithmetic in halves."""
 
 
 def instructions_above(path: Path, tier: Tier) -> list[str]:

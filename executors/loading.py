@@ -73,6 +73,7 @@ def load_model(build: ExecutorBuild, device: str, layer_prefix: str = "") -> Loa
         max_model_len=build.max_model_len,
         block_size=build.config.cache.block_size,
         layer_prefix=layer_prefix,
+        kv_dtype=build.config.cache.kv_cache_dtype,
         quantizer=None if method is None else method.begin(checkpoint),
     )
     with torch.inference_mode():
@@ -89,6 +90,7 @@ def load_model(build: ExecutorBuild, device: str, layer_prefix: str = "") -> Loa
         "quantization": None if method is None else method.name,
         "linear_formats": ops.linear_formats,
         "dtype": build.dtype,
+        "kv_dtype": specs[0].kv_dtype,
         "device": device,
         "attention_backend": backend.name,
         "attention_refused": refused,
@@ -114,6 +116,7 @@ def _fingerprint(build: ExecutorBuild, backend: AttentionBackend, ops: Ops) -> s
         ops.numerics,
         sorted(set(ops.used)),
         build.config.quantization,
+        build.config.cache.kv_cache_dtype,
         build.dtype,
         build.config.cache.block_size,
         build.config.parallel.tensor_parallel_size,

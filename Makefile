@@ -22,7 +22,8 @@ demo: setup ## Ask a small real model a question (fetched once)
 	$(BIN)/headrace chat smollm2 -p "What is the capital of France?" --max-tokens 48 --temperature 0
 
 test: setup ## Run all tests, those on real weights included; the slowest are listed
-	$(BIN)/python -m pytest --durations=15
+	$(BIN)/python -m pytest --durations=15 -m "not alone" -n auto --dist loadfile
+	$(BIN)/python -m pytest --durations=5 -m alone
 
 check: setup ## Lint, formatting, ARCHITECTURE.md's tree and types; lists what grew long
 	$(BIN)/ruff check $(SOURCES)

@@ -29,6 +29,10 @@ class Purpose(enum.IntEnum):
 
     TOKEN = 0
     """The next token: by the sampler, and by drafters that guess what it will draw."""
+    ACCEPT = 1
+    """Whether a draft is accepted by rejection sampling; one number, at token id 0."""
+    RECOVER = 2
+    """The token in place of a draft that was not accepted."""
 
 
 def child_seed(seed: int, index: int) -> int:

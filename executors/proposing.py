@@ -10,7 +10,14 @@ from typing import Any
 import torch
 
 from headrace.core.errors import ConfigError
-from headrace.core.interfaces import KVCacheLayout, KVCacheSpec, Model, Proposer, RunnerBatch
+from headrace.core.interfaces import (
+    DraftDistribution,
+    KVCacheLayout,
+    KVCacheSpec,
+    Model,
+    Proposer,
+    RunnerBatch,
+)
 from headrace.core.interfaces.build import WorkerContext
 from headrace.core.plan import NewRequest, StepResult
 
@@ -51,6 +58,11 @@ class Proposing:
     def name(self) -> str | None:
         """Who drafts; None: nobody."""
         return self._proposer.name if self._proposer else None
+
+    @property
+    def token_equal(self) -> bool:
+        """Whether tokens are those of a run without drafts."""
+        return self._proposer is None or self._proposer.token_equal
 
     @property
     def active(self) -> bool:
@@ -98,6 +110,12 @@ class Proposing:
         if self._proposer is None:
             return {}
         return self._call("propose", self._checked, self._proposer, batch, hidden, taps, result) or {}
+
+    def distributions(self, request_id: str) -> Sequence[DraftDistribution]:
+        """What the last drafts of a request were drawn from; empty: they are verified by drawing."""
+        if self._proposer is None:
+            return ()
+        return self._call("distributions", self._proposer.distributions, request_id) or ()
 
     def _checked(self, proposer: Proposer, *step: Any) -> dict[str, list[int]]:
         return {name: self._ids(drafts) for name, drafts in proposer.propose(*step).items() if len(drafts)}

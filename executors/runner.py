@@ -84,6 +84,7 @@ class ModelRunner:
         )
         self.lookahead = self._proposing.lookahead
         self._loaded.report["proposer"] = self._proposing.name
+        self._loaded.report["token_equal"] = self._proposing.token_equal
         self._forward: Forward | None = None
         self._own_groups: Sequence[int] = ()
         self._batch = PersistentBatch(
@@ -243,8 +244,11 @@ class ModelRunner:
         for state, end, offset in zip(inputs.states, ends, offsets, strict=True):
             first = len(rows)
             draws = state.params.max_tokens != 0
+            judged = self._proposing.distributions(state.request_id) if state.drafts else ()
             for position in range(state.num_tokens, end + 1) if draws else ():
                 indices.append(offset + position - 1)
+                place = position - state.num_tokens
+                told = place < min(len(judged), len(state.drafts))
                 rows.append(
                     LogitsRow(
                         state.request_id,
@@ -254,6 +258,8 @@ class ModelRunner:
                         position,
                         self._batch.tokens(state, position),  # type: ignore[arg-type]
                         state.num_tokens,
+                        state.drafts[place] if told else None,
+                        judged[place] if told else None,
                     )
                 )
             spans.append((first, len(rows)))

@@ -7,7 +7,8 @@ In order, for the rows of one slice:
 3. runner listeners change logits (`on_logits`), all rows at once;
 4. logits processors, a row at a time, in order of registration. Built in, in this order: allowed_token_ids,
    bad_words, min_tokens, logit_bias, penalties (repetition, then frequency and presence). Plugins' own follow;
-5. temperature 0: the largest logit, ties by lower id. Otherwise temperature, min_p, top_k, top_p, and the draw;
+5. temperature 0: the largest logit, ties by lower id. Otherwise temperature, min_p, top_k, top_p, and the draw
+   (or, where rejection sampling was chosen, the judgement of a draft);
 6. log-probabilities of what was drawn: of the model, or of what the token was drawn from.
 
 A row is worked on alone, by one thread, so its token depends on nothing else in the batch. Logits are looked at on
@@ -30,6 +31,7 @@ from headrace.core.logprobs import LogprobsMode, TokenLogprobs
 from headrace.core.plan import NewRequest
 from headrace.executors.drawing import Draw, Drawing
 from headrace.executors.logprobs import LogprobsReport
+from headrace.executors.rejection import accept_or_recover
 from headrace.executors.scoring import Score, score
 
 __all__ = ["Sampled", "Sampler", "SamplingOps"]
@@ -144,16 +146,21 @@ class Sampler:
             if row.request_id in self._processors and errors[i] is None:
                 errors[i] = self._process(row, logits[i], i, best)
         draws: list[Draw] = []
+        judged: dict[int, int] = {}
         for i, (row, value) in enumerate(zip(rows, best.values.tolist(), strict=True)):
             errors[i] = errors[i] or _unusable(value)
             seed = row.params.seed
             if errors[i] is None and row.params.temperature > 0:
                 if seed is None:
                     errors[i] = "this request samples but has no seed"
-                else:
+                elif row.draft is None or row.draft_distribution is None:
                     draws.append(Draw(i, row.params, seed, row.position))
+                else:
+                    judged[i] = accept_or_recover(
+                        logits[i].numpy(), row.params, seed, row.position, row.draft, row.draft_distribution
+                    )
         tokens = [-1 if error else one for error, one in zip(errors, best.ids.tolist(), strict=True)]
-        for i, token in self._drawing.tokens(draws, logits, best.ids):
+        for i, token in (*self._drawing.tokens(draws, logits, best.ids), *judged.items()):
             tokens[i] = token
         logprobs = self._report.of(rows, raw, logits, tokens)
         return [Sampled(tokens[i], logprobs.get(i), errors[i]) for i in range(len(rows))]

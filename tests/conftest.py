@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import importlib.metadata
 import importlib.util
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 from filelock import FileLock
 
@@ -27,12 +29,35 @@ if TYPE_CHECKING:
 TIE_GAP = 1e-3
 """Two logits closer than this are a tie: float32 sums in another order may choose either."""
 
+LARGE = 200 << 20
+
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the reference library off the network and its worker threads out of forks."""
+    """Keep the reference library off the network and its worker threads out of forks; a core for each worker.
+
+    Several test processes with threads on the same cores wait for each other at every barrier.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see executors/openmp.py; torch is not loaded yet
+
+
+@pytest.fixture(autouse=True)
+def engines_do_not_pile_up() -> Iterator[None]:
+    """Collect what a test left behind where that is an engine or more.
+
+    An engine's parts know each other, so it goes when the collector comes; that comes seldom, since what makes an
+    engine large is not what the collector counts.
+    """
+    process = psutil.Process()
+    before = process.memory_info().rss
+    yield
+    if process.memory_info().rss - before > LARGE:
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
@@ -311,8 +336,7 @@ def oracle_for(path: Path, key: str) -> Oracle:
     """Return the reference for a GGUF file; key: the file's SHA-256."""
     import torch
 
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
     with quiet_transformers():
         import transformers
 

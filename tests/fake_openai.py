@@ -24,6 +24,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from pydantic import BaseModel
 
 MODEL = "fake"
+STALLED = 60.0
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Behaviour:
     faulty: bool = False
     """Whether `/detokenize` fails."""
     fault: Callable[[dict[str, Any]], str] = lambda body: ""
-    """What goes wrong with a request: `refuse`, `error` and `cut` (in the middle of the stream), or nothing."""
+    """What goes wrong with a request: `refuse`, or, in the middle of the stream, `error`, `cut` and `stall`."""
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """Paths and bodies of what it was asked to compute, as they came."""
     running: int = 0
@@ -182,6 +183,8 @@ def create(behaviour: Behaviour) -> FastAPI:
                     await asyncio.sleep(behaviour.itl)
                 if fault == "cut" and place == middle:
                     return
+                if fault == "stall" and place == middle:
+                    await asyncio.sleep(STALLED)
                 if fault == "error" and place == middle:
                     yield event(error={"message": "the engine is gone", "code": 500})
                     break

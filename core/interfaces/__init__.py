@@ -36,6 +36,15 @@ from headrace.core.interfaces.model import (
     Weights,
 )
 from headrace.core.interfaces.ops import LinearFormat, Op, OpSet
+from headrace.core.interfaces.parsing import (
+    CallArguments,
+    CallStart,
+    Content,
+    ParserContext,
+    Reasoning,
+    ReasoningParser,
+    ToolParser,
+)
 from headrace.core.interfaces.quantization import (
     ChannelWeight,
     GroupedWeight,
@@ -46,6 +55,7 @@ from headrace.core.interfaces.quantization import (
 )
 from headrace.core.interfaces.runner import (
     BatchRow,
+    DraftDistribution,
     LogitsProcessor,
     LogitsRow,
     ProcessorFactory,
@@ -64,10 +74,14 @@ __all__ = [
     "AttentionSpec",
     "BatchRow",
     "CacheSpec",
+    "CallArguments",
+    "CallStart",
     "ChannelWeight",
     "Checkpoint",
     "CheckpointTensor",
     "Constraint",
+    "Content",
+    "DraftDistribution",
     "Embedding",
     "EngineListener",
     "Executor",
@@ -96,6 +110,7 @@ __all__ = [
     "Op",
     "OpSet",
     "Parallel",
+    "ParserContext",
     "PrefixHit",
     "ProcessedInput",
     "ProcessorFactory",
@@ -103,6 +118,8 @@ __all__ = [
     "QuantizationMethod",
     "QuantizedWeight",
     "QuantizedWeights",
+    "Reasoning",
+    "ReasoningParser",
     "RecordError",
     "RunnerBatch",
     "RunnerListener",
@@ -111,6 +128,7 @@ __all__ = [
     "SelectableProcessor",
     "StepHandle",
     "Tokenizer",
+    "ToolParser",
     "Vocabulary",
     "Wait",
     "WeightLoader",

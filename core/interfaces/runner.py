@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchRow",
+    "DraftDistribution",
     "LogitsProcessor",
     "LogitsRow",
     "ProcessorFactory",
@@ -76,6 +77,16 @@ class RunnerBatch(Protocol):
 
 
 @dataclass(frozen=True)
+class DraftDistribution:
+    """What a draft was drawn from, for proposers whose drafts are accepted by rejection sampling."""
+
+    ids: torch.Tensor
+    """[K] int64 on the host, rising: all ids with a chance, the draft among them."""
+    probabilities: torch.Tensor
+    """[K] float64 on the host, their sum is 1."""
+
+
+@dataclass(frozen=True)
 class LogitsRow:
     """One row of logits and what the token drawn from it depends on."""
 
@@ -89,6 +100,10 @@ class LogitsRow:
     """All ids before `position`: prompt, output, and drafts where this row checks a later draft. Read only."""
     num_confirmed: int
     """`tokens[num_confirmed:]` are unconfirmed."""
+    draft: int | None = None
+    """The draft for `position`; told only where it is to be judged by rejection sampling."""
+    draft_distribution: DraftDistribution | None = None
+    """What `draft` was drawn from."""
 
 
 LogitsProcessor = Callable[[LogitsRow, "torch.Tensor"], "torch.Tensor"]
@@ -140,6 +155,8 @@ class Proposer(ABC):
     """KV slots it writes behind a request's last token; near the request's longest length fewer are granted."""
     taps: tuple[int, ...] = ()
     """Layers whose hidden states it needs."""
+    token_equal: bool = True
+    """False: drafts are accepted by rejection sampling (`distributions`), and tokens are not those of a plain run."""
 
     def kv_specs(self) -> Mapping[str, KVCacheSpec]:
         """Layers of its own that need KV, by name; they share the pool's blocks with the model's, never memory."""
@@ -163,6 +180,14 @@ class Proposer(ABC):
         What `result` confirmed for a row belongs behind the row's `tokens[:num_confirmed]`. Drafts of a request that
         got no token in this step are dropped, and so are those beyond its longest length.
         """
+
+    def distributions(self, request_id: str) -> Sequence[DraftDistribution]:
+        """Return what the last drafts of a request were drawn from, one a draft, to have them accepted by rejection.
+
+        By default nothing: drafts are verified by drawing, and tokens are those of a plain run. With rejection
+        sampling they are only distributed alike (Leviathan, Kalman and Matias 2023), so it must be asked for by name.
+        """
+        return ()
 
 
 ProcessorFactory = Callable[["SamplingParams"], "LogitsProcessor | None"]

@@ -28,12 +28,15 @@ if TYPE_CHECKING:
         ModelDefinition,
         ModelSource,
         OpSet,
+        ParserContext,
         Proposer,
         QuantizationMethod,
+        ReasoningParser,
         RunnerListener,
         Scheduler,
         SchedulingPolicy,
         Tokenizer,
+        ToolParser,
         WeightLoader,
     )
     from headrace.core.interfaces.build import (
@@ -83,6 +86,8 @@ KINDS: Mapping[str, Kind] = {
         Kind("logits_processor", "worker", "logits processor"),
         Kind("proposer", "worker", "proposer", "speculative_method"),
         Kind("grammar", "core", "grammar backend", "grammar_backend"),
+        Kind("tool_parser", "front", "tool parser", "tool_call_parser"),
+        Kind("reasoning_parser", "front", "reasoning parser", "reasoning_parser"),
         Kind("config_section", "front", "configuration section"),
         Kind("request_option", "front", "request option"),
         Kind("cli_command", "front", "command"),
@@ -299,6 +304,18 @@ class Registrar:
     def grammar(self, name: str, factory: Callable[[], GrammarBackend], *, override: bool = False) -> None:
         """Add a grammar backend, chosen by `grammar_backend`; also made in processes that only mask."""
         self._add("grammar", name, factory, override)
+
+    def tool_parser(
+        self, name: str, factory: Callable[[ParserContext], ToolParser], *, override: bool = False
+    ) -> None:
+        """Add a form of tool calls, chosen by `tool_call_parser`; the factory makes one parser an answer."""
+        self._add("tool_parser", name, factory, override)
+
+    def reasoning_parser(
+        self, name: str, factory: Callable[[ParserContext], ReasoningParser], *, override: bool = False
+    ) -> None:
+        """Add a form of thinking, chosen by `reasoning_parser`; the factory makes one parser an answer."""
+        self._add("reasoning_parser", name, factory, override)
 
     def config_section(self, name: str, model: type[BaseModel], *, override: bool = False) -> None:
         """Add a section to the configuration: a subclass of `headrace.core.config.Section`.

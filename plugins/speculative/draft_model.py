@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from headrace.core.interfaces import (
     BatchRow,
+    DraftDistribution,
     KVCacheLayout,
     KVCacheSpec,
     LogitsRow,
@@ -107,9 +108,8 @@ class DraftModelProposer(Proposer):
         self.lookahead = section.num_speculative_tokens
         self._lengths = lengths or DraftLengths(section.num_speculative_tokens, adaptive=section.adaptive)
         self._loaded, self._longest = _load(context, section.model or "")
-        self._sampler = DraftSampler(
-            context, self._loaded.sampling, greedy=section.draft_sampling == "greedy"
-        )
+        self.token_equal = section.acceptance == "same"
+        self._sampler = DraftSampler(context, self._loaded.sampling, section)
         self._room = context.max_model_len + section.num_speculative_tokens + 1
         """Ids a request may have, drafts included."""
         self._requests: dict[str, _Request] = {}
@@ -149,6 +149,10 @@ class DraftModelProposer(Proposer):
         self._lengths.forget(request_id)
 
     # A step ------------------------------------------------------------------------------------------
+
+    def distributions(self, request_id: str) -> Sequence[DraftDistribution]:
+        """What drafts were drawn from, where rejection sampling was chosen."""
+        return self._sampler.distributions(request_id)
 
     def propose(
         self, batch: RunnerBatch, hidden: torch.Tensor, taps: Mapping[int, torch.Tensor], result: StepResult

@@ -18,7 +18,14 @@ import numpy as np
 import torch
 
 from headrace.core.errors import CheckpointError
-from headrace.core.interfaces import BatchRow, LogitsRow, Model, Proposer, RunnerBatch
+from headrace.core.interfaces import (
+    BatchRow,
+    DraftDistribution,
+    LogitsRow,
+    Model,
+    Proposer,
+    RunnerBatch,
+)
 from headrace.core.interfaces.build import WorkerContext
 from headrace.core.plan import NewRequest, StepResult
 from headrace.core.sampling_params import SamplingParams
@@ -81,8 +88,8 @@ class HeadsProposer(Proposer):
         most = min(section.num_speculative_tokens, self._heads.weight.shape[0])
         self._lengths = lengths or DraftLengths(most, adaptive=section.adaptive)
         draw = Ops(context.registry, context.device, context.dtype).find("draw")
-        greedy = section.draft_sampling == "greedy"
-        self._sampler = DraftSampler(context, SamplingOps(draw), greedy=greedy)
+        self.token_equal = section.acceptance == "same"
+        self._sampler = DraftSampler(context, SamplingOps(draw), section)
         self._params: dict[str, SamplingParams] = {}
         self._spent = 0.0
         """Seconds the last call took: they are a part of what its drafts cost."""
@@ -97,6 +104,10 @@ class HeadsProposer(Proposer):
         self._params.pop(request_id, None)
         self._sampler.remove(request_id)
         self._lengths.forget(request_id)
+
+    def distributions(self, request_id: str) -> Sequence[DraftDistribution]:
+        """What drafts were drawn from, where rejection sampling was chosen."""
+        return self._sampler.distributions(request_id)
 
     def propose(
         self, batch: RunnerBatch, hidden: torch.Tensor, taps: Mapping[int, torch.Tensor], result: StepResult

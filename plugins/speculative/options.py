@@ -37,6 +37,13 @@ class SpeculativeSection(Section):
         "same",
         "draft_model, heads: draw drafts as the model's own tokens are drawn, or take the likeliest.",
     )
+    acceptance: Literal["same", "rejection"] = option(
+        "same",
+        "draft_model, heads: a draft stays if it is the token that a run without drafts draws (same), or by "
+        "rejection sampling: tokens are then distributed alike, but NOT the same as without drafts, nor twice "
+        "(rejection).",
+        flat="draft_acceptance",
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -55,6 +62,11 @@ class SpeculativeSection(Section):
             raise ValueError(
                 f"speculative_method is {self.method!r} and speculative_model {self.model!r}: draft_model and heads "
                 "need a model, ngram takes none"
+            )
+        if self.method == "ngram" and self.acceptance == "rejection":
+            raise ValueError(
+                "draft_acceptance 'rejection' is for draft_model and heads: ngram's drafts are not drawn, and "
+                "stay as often with 'same'"
             )
         return self
 

@@ -6,6 +6,8 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import msgspec
+
 from headrace.core.errors import ConfigError, PluginCallError, RequestError
 from headrace.core.interfaces import Grammar, GrammarBackend, Vocabulary
 from headrace.core.interfaces.build import CoreContext, WorkerContext
@@ -37,6 +39,9 @@ class GrammarCache:
 
     def get(self, wanted: Structured) -> Future[Grammar]:
         """Return the grammar, compiled or being compiled; the future raises what the backend raises."""
+        wanted = msgspec.structs.replace(
+            wanted, after_ids=(), opening_id=None
+        )  # where it begins makes no other grammar
         with self._lock:
             future = self._futures.get(wanted)
             if future is None or (future.done() and future.exception() is not None):

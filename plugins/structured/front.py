@@ -26,6 +26,7 @@ class StructuredInput:
     def __init__(self, context: FrontContext) -> None:
         self._has_text = context.tokenizer is not None
         self._end_ids = context.eos_token_ids
+        self._vocab_size = context.vocab_size
 
     def process(self, item: ProcessedInput) -> None:
         """Fill the stash. Raises `RequestError` naming what is wrong."""
@@ -39,8 +40,21 @@ class StructuredInput:
             )
         if item.params.max_tokens == 0:
             raise RequestError("structured: with max_tokens 0 there is no answer", param="structured")
-        spec = spec_of(StructuredOption.model_validate(given))
-        item.stash[STRUCTURED] = Structured(spec, tuple(self._end_ids))
+        option = StructuredOption.model_validate(given)
+        self._check_ids(option)
+        item.stash[STRUCTURED] = Structured(
+            spec_of(option), tuple(self._end_ids), tuple(option.after_ids), option.opening_id
+        )
+
+    def _check_ids(self, option: StructuredOption) -> None:
+        opening = [] if option.opening_id is None else [option.opening_id]
+        for token_id in (*opening, *option.after_ids):
+            if not 0 <= token_id < self._vocab_size:
+                raise RequestError(
+                    f"structured: {token_id} is not in the model's vocabulary; ids are from 0 to "
+                    f"{self._vocab_size - 1}",
+                    param="structured",
+                )
 
 
 def spec_of(option: StructuredOption) -> GrammarSpec:

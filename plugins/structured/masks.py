@@ -64,26 +64,62 @@ class Constrained:
     """One request under way. Whoever makes its masks owns it until they are made."""
 
     grammar: Future[Grammar]
+    after_ids: tuple[int, ...] = ()
+    """The grammar begins behind them; what comes before is free. Empty: it has begun."""
+    opening_id: int | None = None
+    """None, or the token an answer must begin with for anything to be free; the grammar need not allow it."""
     matcher: GrammarMatcher | None = None
     num_accepted: int = 0
-    """Tokens of the answer that the matcher took."""
+    """Tokens of the answer that were taken, free ones and those that the matcher took."""
     error: HeadraceError | None = None
     """It cannot go on, and why."""
+    _latest: tuple[int, ...] = ()
+    """The last free tokens, as many as `after_ids`; once these are equal, no token is free."""
+
+    @property
+    def may_open(self) -> bool:
+        """Whether the next token may be `opening_id`."""
+        return self.opening_id is not None and not self.num_accepted
+
+    def begun(self) -> GrammarMatcher:
+        """Return the matcher. Raises what compiling raised."""
+        if self.matcher is None:
+            self.matcher = self.grammar.result().matcher()
+        return self.matcher
+
+    def num_free(self, drafts: Sequence[int]) -> int:
+        """Return how many of the next tokens are free, of those at the drafts' places and the one behind them.
+
+        The first counts as one if it is `opening_id`.
+        """
+        if self.may_open and list(drafts[:1]) != [self.opening_id]:
+            return 0
+        known = list(self._latest)
+        for place, draft in enumerate((*drafts, None)):
+            if tuple(known[-len(self.after_ids) :]) == self.after_ids:
+                return place
+            if draft is not None:
+                known.append(draft)
+        return len(drafts) + 1
 
     def accept(self, token_id: int) -> bool:
         """Take a confirmed token of the answer; True: it was the last.
 
         Raises `RequestError` where it does not fit.
         """
-        if self.matcher is None:
-            self.matcher = self.grammar.result().matcher()
-        if not self.matcher.accept(token_id):
+        if self.num_free((token_id,)):
+            self._latest = (*self._latest, token_id)[-len(self.after_ids) :]
+            self.num_accepted += 1
+            return False
+        self.after_ids = self._latest = ()
+        matcher = self.begun()
+        if not matcher.accept(token_id):
             raise RequestError(
                 f"token {token_id} is not what the request's structured option allows at place {self.num_accepted} "
                 "of the answer; something behind the grammar's mask allowed it"
             )
         self.num_accepted += 1
-        return self.matcher.is_ended
+        return matcher.is_ended
 
 
 @dataclass(frozen=True)
@@ -124,15 +160,25 @@ class MaskMaker:
         state = turn.state
         for token_id in turn.unseen:
             state.accept(token_id)
-        if state.matcher is None:
-            state.matcher = state.grammar.result().matcher()
-        matcher, taken = state.matcher, 0
-        for place, draft in enumerate((*turn.drafts, None)):
+        free = state.num_free(turn.drafts)
+        if free and state.may_open:
+            masks[turn.request_id, turn.position] = self._mask(state.begun(), state.opening_id)
+        if free > len(turn.drafts):
+            return
+        matcher, taken = state.begun(), 0
+        for place, draft in enumerate((*turn.drafts[free:], None), free):
             if matcher.is_ended:
                 break  # what is drawn behind the end is dropped
-            matcher.fill_mask(self._words)
-            masks[turn.request_id, turn.position + place] = self._mask_of(self._packed.tobytes())
+            also = state.opening_id if place == 0 and state.may_open else None
+            masks[turn.request_id, turn.position + place] = self._mask(matcher, also)
             if draft is None or not matcher.accept(draft):
                 break  # the mask forbids this draft, so nothing behind it counts
             taken += 1
         matcher.rollback(taken)
+
+    def _mask(self, matcher: GrammarMatcher, also: int | None) -> Mask:
+        """Return what a matcher allows, and the token `also`."""
+        matcher.fill_mask(self._words)
+        if also is not None:
+            self._packed.view(np.uint32)[also // 32] |= np.uint32(1 << also % 32)
+        return self._mask_of(self._packed.tobytes())

@@ -22,6 +22,8 @@ __all__ = [
 
 DEFAULT_WHITESPACE = 1
 MAX_WHITESPACE = 64
+MAX_AFTER = 64
+"""Most ids of `after_ids`."""
 
 FORMS = ("json", "json_object", "regex", "choice", "grammar")
 
@@ -43,6 +45,12 @@ class StructuredOption(BaseModel):
     """Rules in Lark's or GBNF's notation."""
     whitespace: int | None = Field(None, ge=0, le=MAX_WHITESPACE)
     """Most white-space characters between two tokens of JSON; without it, 1."""
+    after_ids: list[int] = Field(default_factory=list, max_length=MAX_AFTER)
+    """Token ids in a row behind which the form begins, such as those that end a model's thinking. What comes before
+    is free, and so is an answer in which they never come. Empty: it begins with the answer."""
+    opening_id: int | None = None
+    """With `after_ids`: an answer may begin with this token, and its form then begins behind them. One that begins
+    otherwise has its form at once."""
 
     @model_validator(mode="after")
     def _one_form(self) -> StructuredOption:
@@ -51,6 +59,8 @@ class StructuredOption(BaseModel):
         ]
         if len(given) != 1:
             raise ValueError(f"needs exactly one of {', '.join(FORMS)}; it has {', '.join(given) or 'none'}")
+        if self.opening_id is not None and not self.after_ids:
+            raise ValueError("opening_id needs after_ids, behind which the form begins then")
         if self.whitespace is not None and given[0] not in ("json", "json_object"):
             raise ValueError(
                 f"whitespace is for json and json_object; {given[0]} says itself what may be between"
@@ -76,6 +86,9 @@ class Structured(msgspec.Struct, array_like=True, frozen=True):
     spec: GrammarSpec
     end_ids: tuple[int, ...]
     """Ids that end an answer of this model."""
+    after_ids: tuple[int, ...] = ()
+    opening_id: int | None = None
+    """See `StructuredOption`."""
 
 
 STRUCTURED: StashKey[Structured] = StashKey("structured/request", Structured, direction="request")

@@ -38,7 +38,9 @@ class GrammarListener(RunnerListener):
         """Begin. In a process without the core's half the grammar is compiled here, beside the first forward pass."""
         wanted = request.stash.get(STRUCTURED)
         if wanted is not None:
-            self._requests[request.request_id] = Constrained(self._cache.get(wanted))
+            self._requests[request.request_id] = Constrained(
+                self._cache.get(wanted), wanted.after_ids, wanted.opening_id
+            )
 
     def on_remove(self, request_id: str) -> None:
         """Forget."""

@@ -24,6 +24,8 @@ BUILTIN = (
     "headrace.plugins.pooling",
     "headrace.plugins.structured",
     "headrace.plugins.llguidance_backend",
+    "headrace.plugins.tools",
+    "headrace.plugins.reasoning",
     "headrace.plugins.http_metrics",
     "headrace.plugins.step_record",
     "headrace.plugins.admission",

@@ -54,6 +54,11 @@ class StartupReport(msgspec.Struct, kw_only=True, frozen=True):
             else "batch-invariant: no (ties in float32 may fall either way)"
         )
         drafts = facts.get("proposer")
+        judged = (
+            ""
+            if facts.get("token_equal", True)
+            else ", by rejection sampling: NOT the tokens of a run without"
+        )
         return [
             f"model        {self.model}: {facts['architecture']}, {facts['parameters'] / 1e6:.1f}M parameters",
             f"weights      {facts['weights_bytes'] / 2**20:.0f} MiB as {_held(facts)} on {facts['device']}",
@@ -67,7 +72,7 @@ class StartupReport(msgspec.Struct, kw_only=True, frozen=True):
             f"attention    {'; '.join([facts['attention_backend'], *refused])}",
             f"ops          {', '.join(facts['op_sets'])}; {promise}",
             f"graph        {facts['graph']}",
-            *([f"drafts       by {drafts} (speculative_method)"] if drafts else []),
+            *([f"drafts       by {drafts} (speculative_method){judged}"] if drafts else []),
             f"parallel     {self.executor_name}, {facts['workers']} worker",
             f"numerics     {facts['fingerprint']}",
             f"plugins      {', '.join(self.plugins)}",

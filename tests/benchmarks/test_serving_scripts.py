@@ -14,6 +14,8 @@ import pytest
 
 from headrace.testing.serving import Server
 
+pytestmark = pytest.mark.alone  # clients and server take turns by the clock
+
 Script = Callable[[str], ModuleType]
 
 
@@ -79,14 +81,15 @@ def test_clients_that_vanish(
     script: Script, server: Server, fake_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     abuse, served = script("abuse"), script("served")
-    fake_server.behaviour.itl = 0.002
+    # Every second answer never ends of itself: however fast the machine, its client leaves.
+    fake_server.behaviour.fault = lambda body: "stall" if "messages" in body else ""
     monkeypatch.setattr(abuse, "ABORT_WITHIN", 0.5)
     checks = served.Checks()
     found = run(checks, abuse.aborts, server, served, number=60)
     # How fast a plain request is says nothing on a machine that runs other tests.
     assert failed(checks) in ([], ["a plain request, after by before"])
     assert found["aborts"] + found["completed"] == 60
-    assert found["aborts"] > 10
+    assert found["aborts"] >= 30
     assert found["completed"] > 2
     assert fake_server.behaviour.running == 0
 

@@ -127,4 +127,5 @@ def test_children_wrap_in_int64() -> None:
 
 
 def test_purposes_are_part_of_the_contract() -> None:
-    assert [(purpose.name, int(purpose)) for purpose in Purpose] == [("TOKEN", 0)]
+    known = [("TOKEN", 0), ("ACCEPT", 1), ("RECOVER", 2)]
+    assert [(purpose.name, int(purpose)) for purpose in Purpose] == known

@@ -13,6 +13,8 @@ import pytest
 from headrace.executors.process import choose_threads
 from headrace.executors.topology import cpu_quota, read_topology
 
+pytestmark = pytest.mark.alone  # threads are what it is about
+
 
 def machine(root: Path, nodes: list[str], siblings: int = 2, **files: str) -> Path:
     """Describe a machine below a folder: memory nodes by CPU list, CPU n and n + half are one core's threads."""

@@ -16,6 +16,8 @@ import torch
 from headrace import LLM, SamplingParams
 from headrace.backends.cpu.isa import ISA_VARIABLE, supported_tiers
 
+pytestmark = pytest.mark.alone  # threads are a part of it
+
 TIERS = [tier.name for tier in supported_tiers()]
 LENGTHS = (3, 16, 33, 100, 100, 150, 47)
 Answers = list[tuple[list[int], Any, Any]]

@@ -246,6 +246,29 @@ def test_drafts_behind_the_end_are_dropped() -> None:
     assert (drafted.token_ids, drafted.finish_reason) == (plain.token_ids, "stop")
 
 
+def test_a_form_may_begin_behind_ids_of_the_answer(llm: LLM) -> None:
+    """As behind a model's thinking; and drafts that cross its beginning change nothing."""
+    [stop] = llm.encode(".")
+    form = {"regex": "[ab]{6}", "after_ids": [stop]}
+    params = [SamplingParams(temperature=t, seed=3, max_tokens=40, structured=form) for t in (0, 0.7)]
+    prompt = "The capital of France is"
+    plain = llm.generate([prompt] * 2, params, use_tqdm=False)
+    for output in plain:
+        answer = output.outputs[0]
+        assert re.fullmatch(r"[^.]+[.][ab]{6}", answer.text), answer.text
+        assert answer.finish_reason == "stop"
+    [opening] = llm.encode(" Paris")
+    for bias, expected in ((0.0, r" Paris[.][ab]{6}"), (-100.0, "[ab]{6}")):
+        more = {"prompt": prompt, "logit_bias": {str(opening): bias}}
+        assert re.fullmatch(expected, text(llm, {**form, "opening_id": opening}, **more))
+    for wrong in ({"after_ids": [10**6]}, {"opening_id": -1}):
+        with pytest.raises(RequestError, match="not in the model's vocabulary"):
+            run(llm, {**form, **wrong})
+    known = [output.outputs[0].token_ids for output in plain]
+    with make(plugins=[DraftPlugin(known)]) as drafting:
+        assert many(drafting, params, prompt) == known
+
+
 # Schemas ------------------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ PAGES = (
     "docs/serving.md",
     "docs/speculative.md",
     "docs/structured.md",
+    "docs/tools.md",
 )
 """Pages whose Python blocks are run, as one script each; a block that begins with `# NAME.py` is that file."""
 

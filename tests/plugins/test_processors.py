@@ -128,7 +128,7 @@ def test_what_is_right_passes(registry: Registry) -> None:
         ),
         ({"force": {"token_id": 1, "stop": 1}}, "processors.force.stop: Extra inputs"),
         ({"force": {"token_id": 10**30}}, "processors.force: parameters must be plain values"),
-        ({"double": {"x": object()}}, "processors.double: parameters must be plain values"),
+        ({"double": {"x": NotImplemented}}, "processors.double: parameters must be plain values"),
         ({"force": None}, "processors.force: .* dictionary, got None"),
         ({"force": [1]}, "processors.force: .* dictionary"),
         (["force"], "processors: .* dictionary"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -288,3 +289,29 @@ def test_real_weights() -> None:
     llm = LLM("smollm2", speculative=drafting, **options)
     assert ids(llm) == ids(LLM("smollm2", **options))
     assert acceptance(llm) == 1.0
+
+
+def test_rejection_sampling_gives_the_distribution_and_says_that_tokens_differ(folder: Folder) -> None:
+    """Pairs of the first two tokens, over 3,000 seeds: the counts of a plain run, and not its tokens."""
+    allowed = [3, 30, 60, 90, 120]
+    asked = [SamplingParams(seed=seed, max_tokens=3, allowed_token_ids=allowed) for seed in range(3000)]
+    counts, ids = [], []
+    judged = {"num_speculative_tokens": 2, "acceptance": "rejection"}
+    for llm in (make(folder()), make(folder(), folder(seed=1), speculative=judged)):
+        outputs = llm.generate([PROMPTS[0]] * len(asked), asked, use_tqdm=False)
+        ids.append([output.outputs[0].token_ids for output in outputs])
+        counts.append(collections.Counter((first, second) for first, second, _ in ids[-1]))
+    assert 0.2 < acceptance(llm) < 0.9
+    assert any("NOT the tokens" in line for line in llm.report.lines())
+    pairs = [pair for pair in counts[0] | counts[1] if counts[0][pair] + counts[1][pair] >= 10]
+    assert len(pairs) > 10
+    chi2 = sum((counts[0][p] - counts[1][p]) ** 2 / (counts[0][p] + counts[1][p]) for p in pairs)
+    assert chi2 < len(pairs) + 4.5 * (2 * len(pairs)) ** 0.5
+    assert ids[0] != ids[1]
+
+
+def test_rejection_sampling_leaves_greedy_tokens_alone(folder: Folder) -> None:
+    llm = make(folder(), folder(seed=1), speculative={"acceptance": "rejection"})
+    greedy = params(temperature=0)
+    assert told(run(llm, greedy)) == told(run(make(folder()), greedy))
+    assert acceptance(llm) < 0.9

@@ -44,6 +44,9 @@ def test_each_form_becomes_a_description() -> None:
         ({"choice": "yes"}, "choice"),
         ({"regex": "a", "whitespace": 2}, "whitespace"),
         ({"json": {}, "whitespace": 65}, "whitespace"),
+        ({"regex": "a", "opening_id": 1}, "opening_id needs after_ids"),
+        ({"regex": "a", "after_ids": [1] * 65}, "after_ids"),
+        ({"regex": "a", "after_ids": ["b"]}, "after_ids"),
     ],
 )
 def test_a_form_must_be_one_and_of_its_type(given: dict[str, Any], told: str) -> None:

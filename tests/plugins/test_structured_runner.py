@@ -85,10 +85,19 @@ class Worker:
         self.listener = GrammarListener(cast(GrammarCache, Cache()), V)
         self.stash: dict[str, Stash] = {}
 
-    def add(self, name: str, text: str | None, answer: Sequence[int] = ()) -> None:
+    def add(
+        self,
+        name: str,
+        text: str | None,
+        answer: Sequence[int] = (),
+        after_ids: tuple[int, ...] = (),
+        opening_id: int | None = None,
+    ) -> None:
         self.stash[name] = Stash()
         if text is not None:
-            self.stash[name][STRUCTURED] = Structured(GrammarSpec("regex", text), (38,))
+            self.stash[name][STRUCTURED] = Structured(
+                GrammarSpec("regex", text), (38,), after_ids, opening_id
+            )
         self.listener.on_add(
             NewRequest(
                 request_id=name,
@@ -223,6 +232,65 @@ def test_a_token_that_does_not_fit_fails_its_request(worker: Worker) -> None:
     worker.add("bound", "9")
     _, result = worker.step(("bound", [], []), drawn={"bound": [5]})
     assert "token 5 is not what" in (result.requests["bound"].error or "")
+
+
+def test_a_form_may_begin_behind_some_ids(worker: Worker) -> None:
+    worker.add("bound", "9", after_ids=(20, 21))
+    allowed, result = worker.step(("bound", [], []), drawn={"bound": [38]})
+    assert allowed == [EVERYTHING]
+    assert result.requests["bound"].finish_reason is None, "an end token of the free part is the scheduler's"
+    worker.step(("bound", [38], []), drawn={"bound": [20]})
+    worker.step(("bound", [38, 20], []), drawn={"bound": [20]})
+    allowed, _ = worker.step(("bound", [38, 20, 20], []), drawn={"bound": [21]})
+    assert allowed == [EVERYTHING]
+    allowed, _ = worker.step(("bound", [38, 20, 20, 21], []), drawn={"bound": [0]})
+    assert allowed == [{0, 38}]
+    allowed, _ = worker.step(("bound", [38, 20, 20, 21, 0], [1]), drawn={"bound": [1, 2]})
+    assert allowed == [{1, 38}, {2, 38}]
+
+
+def test_drafts_may_cross_the_beginning_of_a_form(worker: Worker) -> None:
+    worker.add("bound", "9", after_ids=(20, 21))
+    allowed, _ = worker.step(("bound", [], [7, 20, 21, 0, 1]), drawn={"bound": [7, 20]})
+    assert allowed == [EVERYTHING] * 3 + [{0, 38}, {1, 38}, {2, 38}]
+    allowed, _ = worker.step(("bound", [7, 20], [21]), drawn={"bound": [21, 0]})
+    assert allowed == [EVERYTHING, {0, 38}]
+    allowed, _ = worker.step(("bound", [7, 20, 21, 0], []), drawn={"bound": [1]})
+    assert allowed == [{1, 38}]
+
+
+def test_an_answer_that_does_not_open_has_its_form_at_once(worker: Worker) -> None:
+    worker.add("bound", "9", after_ids=(21,), opening_id=20)
+    allowed, _ = worker.step(("bound", [], []), drawn={"bound": [0]})
+    assert allowed == [{0, 20, 38}]
+    allowed, _ = worker.step(("bound", [0], [1]), drawn={"bound": [1, 2]})
+    assert allowed == [{1, 38}, {2, 38}]
+    worker.add("thinks", "9", after_ids=(21,), opening_id=20)
+    allowed, _ = worker.step(("thinks", [], []), drawn={"thinks": [20]})
+    assert allowed == [{0, 20, 38}]
+    allowed, _ = worker.step(("thinks", [20], [5, 21, 0]), drawn={"thinks": [5, 21, 0, 1]})
+    assert allowed == [EVERYTHING, EVERYTHING, {0, 38}, {1, 38}]
+
+
+def test_drafts_may_open(worker: Worker) -> None:
+    worker.add("thinks", "9", after_ids=(21,), opening_id=20)
+    allowed, _ = worker.step(("thinks", [], [20, 7, 21, 0]), drawn={"thinks": [20, 7, 21]})
+    assert allowed == [{0, 20, 38}, EVERYTHING, EVERYTHING, {0, 38}, {1, 38}]
+    allowed, _ = worker.step(("thinks", [20, 7, 21], []), drawn={"thinks": [0]})
+    assert allowed == [{0, 38}]
+    worker.add("other", "9", after_ids=(21,), opening_id=20)
+    allowed, _ = worker.step(("other", [], [0, 1]), drawn={"other": [20]})
+    assert allowed == [{0, 20, 38}, {1, 38}, {2, 38}]
+    allowed, _ = worker.step(("other", [20], []), drawn={"other": [9]})
+    assert allowed == [EVERYTHING]
+
+
+def test_a_preempted_request_remembers_where_its_form_began(worker: Worker) -> None:
+    for answer, expected in (([7, 20], EVERYTHING), ([7, 20, 21, 0], {1, 38})):
+        worker.add("bound", "9", answer=answer, after_ids=(20, 21))
+        allowed, _ = worker.step(("bound", answer, []), drawn={"bound": [1]})
+        assert allowed == [expected]
+        worker.listener.on_remove("bound")
 
 
 def test_chunks_of_a_prompt_need_no_masks(worker: Worker) -> None:

@@ -18,6 +18,9 @@ __all__ = [
     "Completion",
     "CompletionChoice",
     "CompletionLogprobs",
+    "CompletionTokensDetails",
+    "FunctionCall",
+    "FunctionDelta",
     "Model",
     "ModelList",
     "PromptLogprobs",
@@ -25,6 +28,8 @@ __all__ = [
     "Text",
     "TokenAlternative",
     "Tokens",
+    "ToolCall",
+    "ToolCallDelta",
     "Usage",
     "Version",
 ]
@@ -40,6 +45,13 @@ class PromptTokensDetails(msgspec.Struct):
     """Not computed: they were in the prefix cache."""
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    """What the answers' tokens are."""
+
+    reasoning_tokens: int
+    """Thinking, the tokens that end it included."""
+
+
 class Usage(msgspec.Struct):
     """Tokens of a request; a prompt counts once, however many answers it gets."""
 
@@ -47,6 +59,8 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    """In chats, where the server tells thinking from content."""
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -104,11 +118,30 @@ class ChatLogprobs(msgspec.Struct):
     content: list[ChatToken]
 
 
+class FunctionCall(msgspec.Struct):
+    """What is called."""
+
+    name: str
+    arguments: str
+    """JSON."""
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call of a tool."""
+
+    id: str
+    type: str = "function"
+    function: FunctionCall
+
+
 class ChatMessage(msgspec.Struct):
     """An answer."""
 
     role: str
     content: str | None
+    reasoning: str | UnsetType | None = UNSET
+    """Thinking, where the server tells it from content."""
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -136,11 +169,29 @@ class Chat(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
 
 
+class FunctionDelta(msgspec.Struct):
+    """What a chunk adds to what is called."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True):
+    """What a chunk adds to a call: first its id, type and name, then arguments."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionDelta
+
+
 class ChatDelta(msgspec.Struct):
     """What a chunk adds to a chat's answer."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):

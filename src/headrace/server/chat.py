@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import UNSET
@@ -11,20 +11,23 @@ from msgspec import UNSET
 from headrace.core.errors import RequestError
 from headrace.core.sampling_params import SamplingParams
 from headrace.outputs import CompletionDelta, CompletionOutput, RequestOutput, RequestUpdate
-from headrace.server.answers import (
-    Chat,
-    ChatChoice,
-    ChatChunkChoice,
-    ChatDelta,
-    ChatLogprobs,
-    ChatMessage,
-)
+from headrace.server.answers import Chat, ChatChoice, ChatChunkChoice, ChatDelta, ChatLogprobs
+from headrace.server.calls import CallPlan
 from headrace.server.errors import ApiError, failure_of, short
 from headrace.server.formats import EventWriter, Head, usage_of
+from headrace.server.messages import deltas_of, message_of
 from headrace.server.protocol import ChatBody
+from headrace.server.reading import AnswerReader
 from headrace.server.tokens import Candidates, TokenWriter, prompt_logprobs
 
-__all__ = ["ChatFormat", "chat_params", "echo_of", "template_messages", "template_options"]
+__all__ = [
+    "ChatFormat",
+    "chat_params",
+    "echo_of",
+    "template_messages",
+    "template_options",
+    "template_variables",
+]
 
 OWN_OPTIONS = (
     "self",
@@ -42,7 +45,6 @@ def chat_params(body: ChatBody, sampling: Mapping[str, Any], max_tokens: int | N
 
     max_tokens: where the request sets none; None: up to the end of the context.
     """
-    _refuse_tools(body)
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, f"top_logprobs {body.top_logprobs} needs logprobs: true", param="top_logprobs")
     if body.stream and "prompt_logprobs" in sampling:
@@ -57,22 +59,11 @@ def chat_params(body: ChatBody, sampling: Mapping[str, Any], max_tokens: int | N
     return SamplingParams(**asked, max_tokens=given)
 
 
-def _refuse_tools(body: ChatBody) -> None:
-    if body.tool_choice not in (None, "none") and not body.tools:
-        raise ApiError(400, "tool_choice needs tools, and there are none", param="tool_choice")
-    if body.tools and body.tool_choice != "none":
-        raise ApiError(
-            400,
-            "tools: this server does not call tools yet; send tool_choice 'none' to show them to the model alone",
-            param="tools",
-        )
-
-
 def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return messages as templates know them; what else is wrong with one is found where it is rendered.
 
     A developer is what OpenAI now calls the system; an assistant's turn that only calls tools has an empty text;
-    arguments of a call become an object where they are the text of one.
+    arguments of a call become an object where they are the text of one; thinking has the name that templates read.
     """
     return [_template_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
 
@@ -86,6 +77,8 @@ def _template_message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
     changed = dict(message)
     if changed.get("role") == "developer":
         changed["role"] = "system"
+    if "reasoning" in changed:
+        changed.setdefault("reasoning_content", changed["reasoning"])
     calls = changed.get("tool_calls")
     if not isinstance(calls, list | None) or not all(isinstance(call, dict) for call in calls or ()):
         raise RequestError(
@@ -130,6 +123,12 @@ def template_options(
     }
 
 
+def template_variables(body: ChatBody) -> dict[str, Any]:
+    """Return the variables of the template that a request sets."""
+    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    return effort | (body.chat_template_kwargs or {})
+
+
 def echo_of(body: ChatBody, role: str) -> str:
     """Return the last message's text, where it is to stand before the answer: its role is the answer's."""
     last = body.messages[-1]
@@ -147,7 +146,10 @@ class ChatFormat:
     Parameters
     ----------
     role: of the answer.
+    readers: one an answer.
+    plan: what is to become of tools.
     echo: stands before each answer.
+    counts_reasoning: thinking is told from content.
     asked_prompt_logprobs: the request has the field `prompt_logprobs`.
     """
 
@@ -159,13 +161,20 @@ class ChatFormat:
         writer: TokenWriter,
         *,
         role: str,
+        readers: Sequence[AnswerReader],
+        plan: CallPlan,
         echo: str = "",
+        counts_reasoning: bool = False,
         asked_prompt_logprobs: bool = False,
     ) -> None:
         self._head = head
         self._body = body
         self._writer = writer
         self._role = role
+        self._readers = readers
+        self._plan = plan
+        self._tells_reasoning = counts_reasoning and body.include_reasoning
+        self._counts_reasoning = counts_reasoning
         self._echo = echo
         self._asked_prompt_logprobs = asked_prompt_logprobs
         self._tells_logprobs = params.logprobs is not None
@@ -176,13 +185,14 @@ class ChatFormat:
     def whole(self, outputs: Sequence[RequestOutput]) -> Chat:
         """Return the answer."""
         head, (output,) = self._head, outputs
+        choices = [self._choice(answer) for answer in output.outputs]
         chat = Chat(
             id=head.id,
             created=head.created,
             model=head.model,
             system_fingerprint=head.system_fingerprint,
-            choices=[self._choice(answer) for answer in output.outputs],
-            usage=usage_of(outputs),
+            choices=choices,
+            usage=usage_of(outputs, self._reasoning_tokens()),
         )
         if self._body.return_token_ids:
             chat.prompt_token_ids = output.prompt_token_ids
@@ -191,7 +201,7 @@ class ChatFormat:
         return chat
 
     def write(self, place: int, update: RequestUpdate, events: list[bytes]) -> None:
-        """See `AnswerFormat`: the role, the echo, one chunk a delta, and one for the end."""
+        """See `AnswerFormat`: the role, the echo, a chunk or more a delta, and one for the end."""
         self._events.count(place, update)
         for delta in update.deltas:
             failure = failure_of(delta)
@@ -200,14 +210,12 @@ class ChatFormat:
             if not self._begun[delta.index]:
                 self._begun[delta.index] = True
                 events += self._opening(delta.index)
-            if delta.token_ids or delta.text:
-                choice = ChatChunkChoice(
-                    index=delta.index,
-                    delta=ChatDelta(content=delta.text),
-                    logprobs=self._logprobs(delta.logprobs) if delta.token_ids else None,
-                    token_ids=delta.token_ids if self._body.return_token_ids else UNSET,
-                )
-                events.append(self._events.event(choice))
+            reader = self._readers[delta.index]
+            parts = reader.push(delta.text, delta.token_ids)
+            if delta.finish_reason is not None:
+                parts += reader.finish()
+            self._events.reasoning_tokens = self._reasoning_tokens()
+            events += self._chunks(delta, deltas_of(parts, reader.num_calls))
             if delta.finish_reason is not None:
                 events.append(self._finish(delta))
 
@@ -221,22 +229,48 @@ class ChatFormat:
             deltas.append(ChatDelta(content=self._echo))
         return [self._events.event(ChatChunkChoice(index=index, delta=delta)) for delta in deltas]
 
+    def _chunks(self, delta: CompletionDelta, told: list[ChatDelta]) -> Iterator[bytes]:
+        """Yield what is new; the first chunk tells of the tokens, and there is one even where text is held back."""
+        if delta.token_ids and not told:
+            told = [ChatDelta(content="")]
+        for place, one in enumerate(told):
+            is_first = not place and bool(delta.token_ids)
+            choice = ChatChunkChoice(
+                index=delta.index,
+                delta=one,
+                logprobs=self._logprobs(delta.logprobs) if is_first else None,
+                token_ids=delta.token_ids if is_first and self._body.return_token_ids else UNSET,
+            )
+            yield self._events.event(choice)
+
     def _finish(self, delta: CompletionDelta) -> bytes:
         return self._events.event(
             ChatChunkChoice(
                 index=delta.index,
                 delta=ChatDelta(),
-                finish_reason=delta.finish_reason,
+                finish_reason=self._reason(delta.index, delta.finish_reason),
                 stop_reason=delta.stop_reason,
             )
         )
 
+    def _reason(self, index: int, reason: str | None) -> str | None:
+        """Return why an answer ended, as OpenAI has it: one that was made to call a named tool has just stopped."""
+        calls = self._plan.mode in ("auto", "required") and self._readers[index].num_calls
+        return "tool_calls" if calls and reason == "stop" else reason
+
+    def _reasoning_tokens(self) -> int | None:
+        if not self._counts_reasoning:
+            return None
+        return sum(reader.num_reasoning_tokens for reader in self._readers)
+
     def _choice(self, answer: CompletionOutput) -> ChatChoice:
+        reader = self._readers[answer.index]
+        parts = [*reader.push(answer.text, answer.token_ids), *reader.finish()]
         return ChatChoice(
             index=answer.index,
-            message=ChatMessage(self._role, self._echo + answer.text),
+            message=message_of(parts, self._role, self._echo, tells_reasoning=self._tells_reasoning),
             logprobs=self._logprobs(answer.logprobs),
-            finish_reason=answer.finish_reason,
+            finish_reason=self._reason(answer.index, answer.finish_reason),
             stop_reason=answer.stop_reason,
             token_ids=answer.token_ids if self._body.return_token_ids else UNSET,
         )

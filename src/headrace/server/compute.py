@@ -16,18 +16,28 @@ from pydantic import BaseModel, ValidationError
 from headrace.async_llm import AsyncLLM
 from headrace.beams import BeamRequest, BeamSearchParams
 from headrace.core.errors import HeadraceError, RequestError
+from headrace.core.interfaces import ParserContext
 from headrace.core.sampling_params import SamplingParams
 from headrace.front_half import FrontHalf
 from headrace.frontend import Prepared
 from headrace.server.beams import BeamRun, beam_params, single
-from headrace.server.chat import ChatFormat, chat_params, echo_of, template_messages, template_options
+from headrace.server.calls import plan_calls
+from headrace.server.chat import (
+    ChatFormat,
+    chat_params,
+    echo_of,
+    template_messages,
+    template_options,
+    template_variables,
+)
 from headrace.server.completions import CompletionFormat, completion_params, prompts_of
 from headrace.server.errors import ApiError, api_error, short, validation_error
 from headrace.server.fields import Fields, KnownFields, ignored_header, sampling_names
 from headrace.server.formats import AnswerFormat, Head
-from headrace.server.forms import take_form
+from headrace.server.forms import take_form, take_later_form
 from headrace.server.intervals import Intervals
 from headrace.server.options import ServerSection, model_names
+from headrace.server.parsers import Parsers
 from headrace.server.protocol import Body, ChatBody, CompletionBody
 from headrace.server.runs import Run
 from headrace.server.tokens import TokenWriter
@@ -77,6 +87,7 @@ class ComputeRoutes:
         sampling = sampling_names(engine.registry)
         self._completion_fields = KnownFields(CompletionBody, sampling)
         self._chat_fields = KnownFields(ChatBody, sampling)
+        self._parsers = Parsers(engine.registry, options)
         self._begin = {COMPLETIONS: self._begin_completions, CHAT: self._begin_chat}
 
     @property
@@ -184,16 +195,27 @@ class ComputeRoutes:
                 param="chat_template",
             )
         front = self._engine.front
-        defaults = front.defaults.apply(SamplingParams())
-        limit = defaults.max_tokens if "max_tokens" in defaults.model_fields_set else None
-        asked = self._asked(body, fields, chat_params(body, single(body, fields.sampling), limit))
-        params = asked.params
-        self._check_choices(1, params.n)
+        plan = plan_calls(
+            body, has_parser=self._parsers.finds_calls, may_choose=self._options.auto_tool_choice
+        )
+        if plan.is_forced and not self._chat_fields.takes("structured"):
+            raise ApiError(
+                400,
+                "tool_choice 'required' and a named tool need the plugin 'structured', which is switched off",
+                param="tool_choice",
+            )
         options = template_options(
-            body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs
+            body.add_generation_prompt, body.continue_final_message, template_variables(body)
         )
         tools = None if body.tools is None else data["tools"]
         text = await self._engine.render_chat(template_messages(body.messages), tools=tools, **options)
+        if front.tokenizer is None:
+            raise ApiError(400, "this model has no tokenizer; it takes and gives token ids alone")
+        context = ParserContext(front.tokenizer, text, plan.tools)
+        take_later_form(fields, plan, *self._parsers.thinking(context))
+        asked = self._asked(body, fields, self._chat_params(body, fields))
+        params = asked.params
+        self._check_choices(1, params.n)
         head = self._head("chatcmpl", body)
         run = await self._prepare(asked, head, [text], is_chat=True)
         role = self._options.response_role
@@ -205,10 +227,18 @@ class ComputeRoutes:
             params,
             TokenWriter(front.tokenizer, as_ids=body.return_tokens_as_token_ids),
             role=role,
+            readers=[self._parsers.reader(context, plan, body) for _ in range(params.n)],
+            plan=plan,
             echo=echo_of(body, role),
+            counts_reasoning=self._parsers.finds_reasoning,
             asked_prompt_logprobs="prompt_logprobs" in fields.sampling,
         )
         return Job(head, run, answers, body.stream, self._intervals(body), fields.unknown)
+
+    def _chat_params(self, body: ChatBody, fields: Fields) -> SamplingParams:
+        defaults = self._engine.front.defaults.apply(SamplingParams())
+        limit = defaults.max_tokens if "max_tokens" in defaults.model_fields_set else None
+        return chat_params(body, single(body, fields.sampling), limit)
 
     def _read(self, model: type[B], known: KnownFields, data: Mapping[str, Any]) -> tuple[B, Fields]:
         """Return a body's own fields, checked, and all of them, sorted."""

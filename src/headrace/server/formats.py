@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from headrace.outputs import RequestOutput, RequestUpdate
-from headrace.server.answers import PromptTokensDetails, Usage
+from headrace.server.answers import CompletionTokensDetails, PromptTokensDetails, Usage
 from headrace.server.errors import ApiError
 from headrace.server.protocol import StreamOptions
 
@@ -77,6 +77,8 @@ class EventWriter:
         self._prompt_tokens = [0] * num_prompts
         self._cached_tokens = [0] * num_prompts
         self._completion_tokens = 0
+        self.reasoning_tokens: int | None = None
+        """Of all answers so far; None: nobody counts them."""
 
     def count(self, place: int, update: RequestUpdate) -> None:
         """Take an update's tokens into the usage."""
@@ -95,16 +97,25 @@ class EventWriter:
         return self._start + b'],"usage":' + self._usage() if self._with_usage else b""
 
     def _usage(self) -> bytes:
-        usage = _usage(sum(self._prompt_tokens), self._completion_tokens, sum(self._cached_tokens))
+        usage = _usage(
+            sum(self._prompt_tokens),
+            self._completion_tokens,
+            sum(self._cached_tokens),
+            self.reasoning_tokens,
+        )
         return self._encoder.encode(usage) + b"}\n\n"
 
 
-def usage_of(outputs: Sequence[RequestOutput]) -> Usage:
-    """Return the usage of a whole request."""
+def usage_of(outputs: Sequence[RequestOutput], reasoning_tokens: int | None = None) -> Usage:
+    """Return the usage of a whole request.
+
+    reasoning_tokens: None: nobody counts them.
+    """
     return _usage(
         sum(len(output.prompt_token_ids) for output in outputs),
         sum(len(answer.token_ids) for output in outputs for answer in output.outputs),
         sum(output.num_cached_tokens for output in outputs),
+        reasoning_tokens,
     )
 
 
@@ -113,5 +124,8 @@ def error_event(error: ApiError) -> bytes:
     return b"data: " + error.to_json() + b"\n\n"
 
 
-def _usage(prompt: int, completion: int, cached: int) -> Usage:
-    return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+def _usage(prompt: int, completion: int, cached: int, reasoning: int | None) -> Usage:
+    usage = Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+    if reasoning is not None:
+        usage.completion_tokens_details = CompletionTokensDetails(reasoning)
+    return usage

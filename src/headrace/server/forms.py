@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from headrace.server.calls import CallPlan
 from headrace.server.errors import ApiError
 from headrace.server.fields import Fields
 from headrace.server.protocol import ResponseFormat
 
-__all__ = ["take_form"]
+__all__ = ["take_form", "take_later_form"]
 
 OTHER_SPELLINGS = ("structured_outputs", "structural_tag", "grammar", "json_schema")
 """Fields of other servers; those that begin with `guided_` besides."""
@@ -36,6 +38,30 @@ def take_form(given: ResponseFormat | None, fields: Fields) -> None:
             400, "response_format and structured: an answer has one form; leave one out", param="structured"
         )
     fields.sampling["structured"] = _option(given)
+
+
+def take_later_form(fields: Fields, plan: CallPlan, after_ids: Sequence[int], opening_id: int | None) -> None:
+    """Put the form of forced calls among the fields of the sampler, and let any form begin behind the thinking.
+
+    after_ids: they end the thinking; empty: there is none. opening_id: begins it; None: it has begun.
+    Raises `ApiError` where the request asks for another form.
+    """
+    if plan.is_forced:
+        if "structured" in fields.sampling:
+            raise ApiError(
+                400,
+                "tool_choice 'required' or a named tool is a form of the answer, and response_format and structured "
+                "are others: an answer has one form",
+                param="tool_choice",
+            )
+        fields.sampling["structured"] = {"json": plan.schema()}
+    form = fields.sampling.get("structured")
+    if after_ids and isinstance(form, dict):
+        fields.sampling["structured"] = {
+            "after_ids": list(after_ids),
+            "opening_id": opening_id,
+            **form,
+        }
 
 
 def _option(given: ResponseFormat) -> dict[str, Any]:

@@ -38,6 +38,13 @@ class ServerSection(Section):
     chat_template: str | None = option(
         None, "Replaces the model's chat template: a file, or the template itself."
     )
+    tool_call_parser: str | None = option(None, "How this model writes tool calls: hermes, llama3_json, …")
+    auto_tool_choice: bool = option(
+        True,
+        "Let the model choose whether to call a tool (tool_choice auto); it needs tool_call_parser.",
+        flat="enable_auto_tool_choice",
+    )
+    reasoning_parser: str | None = option(None, "How this model marks its thinking: think, qwen3, …")
     stream_interval: int = option(1, "Tokens of an answer in a chunk of a stream.", ge=1, le=1000)
     response_role: str = option("assistant", "Role of answers in chats.")
     max_body_bytes: int = option(32 * 2**20, "Largest body of a request.", ge=1024)

@@ -197,7 +197,11 @@ class ChatBody(Body):
     tools: list[Tool] | None = Field(None, min_length=1)
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool = True
-    """It has no effect as long as no tool is called."""
+    """False: of several calls in an answer the first is kept."""
+    include_reasoning: bool = True
+    """False: thinking is left out of the answer, where the server tells it from content."""
+    reasoning_effort: str | None = Field(None, min_length=1, max_length=20)
+    """How long to think, such as `low` or `high`: a variable of the model's template, which may not read it."""
     add_generation_prompt: bool | None = None
     """Begin the answer's turn; the default, unless `continue_final_message` is set."""
     continue_final_message: bool = False

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from headrace.testing.cases import AttentionCase, Chunk, random_case
     from headrace.testing.fakes import FakeExecutor, FakeProposer, fake_layout, fake_next_token
     from headrace.testing.ops import OpSetSuite
+    from headrace.testing.parsing import Parsed, parsed, replay
     from headrace.testing.reference import reference_attention
     from headrace.testing.simulation import Simulation
 
@@ -26,11 +27,14 @@ __all__ = [
     "FakeProposer",
     "OpSetSuite",
     "PagedRun",
+    "Parsed",
     "Simulation",
     "fake_layout",
     "fake_next_token",
+    "parsed",
     "random_case",
     "reference_attention",
+    "replay",
     "run_case",
 ]
 
@@ -42,11 +46,14 @@ _HOMES = {
     "FakeProposer": "fakes",
     "OpSetSuite": "ops",
     "PagedRun": "batches",
+    "Parsed": "parsing",
     "Simulation": "simulation",
     "fake_layout": "fakes",
     "fake_next_token": "fakes",
+    "parsed": "parsing",
     "random_case": "cases",
     "reference_attention": "reference",
+    "replay": "parsing",
     "run_case": "batches",
 }
 

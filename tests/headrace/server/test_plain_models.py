@@ -48,6 +48,17 @@ def test_what_a_template_refuses_is_told(
                 assert error["param"] == "messages"
 
 
+def test_forced_calls_need_structured_answers(
+    http_server: Callable[..., Any], tiny_gguf: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = str(tiny_gguf(tmp_path / "tiny.gguf"))
+    with http_server({}, path, chat_template="a", disable_plugins=["structured"]) as server:
+        tool = {"type": "function", "function": {"name": "f"}}
+        error = server.chat("hi", tools=[tool], tool_choice="required").error
+        assert "need the plugin 'structured'" in error["message"]
+        assert "no tokenizer" in server.chat("hi").error["message"]
+
+
 def test_an_encoder_has_no_answers(
     http_server: Callable[..., Any], tiny_bert: Callable[..., Path], tmp_path: Path
 ) -> None:

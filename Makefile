@@ -6,7 +6,7 @@ BIN    := .venv/bin
 SOURCES := $(wildcard core backends models executors plugins src tests tools benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo test check format typecheck fuzz bench-scheduler bench-native bench-speculative matrix kv-waste floor peers compare load-peer abuse serve-overhead soak fuzz-http schemas grammar-overhead lora clean
+.PHONY: help setup lock demo test check format typecheck fuzz bench-scheduler bench-native bench-speculative quantization matrix kv-waste floor peers compare load-peer abuse serve-overhead soak fuzz-http schemas grammar-overhead lora clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ bench-native: setup ## Measure the native CPU backend against the floor of this 
 
 bench-speculative: setup ## Time drafts by prompt lookup against none, on work that copies and work that does not
 	$(BIN)/python benchmarks/speculative.py
+
+quantization: setup ## Measure what weights of fewer bits cost in quality and bring in size and speed
+	$(BIN)/python benchmarks/quantization.py
 
 matrix: setup ## Run 200 requests of features in pairs with drafts and without; writes the table of docs/speculative.md
 	$(BIN)/python benchmarks/matrix.py

@@ -110,6 +110,7 @@ class CacheSection(Section):
     gpu_memory_utilization: float | None = option(
         None, "Share of a GPU's memory to use; on a CPU use kv_cache_memory.", gt=0, le=1
     )
+    kv_cache_dtype: str = option("auto", "Type of cached keys and values: auto is that of the model; int8.")
     manager: str = option("paged", "KV cache manager to use.", flat="kv_cache_manager")
 
 

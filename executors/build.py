@@ -105,6 +105,7 @@ class Builder:
         block_size: int,
         layer_prefix: str = "",
         wrappers: Sequence[LinearWrapper] = (),
+        kv_dtype: str = "auto",
         quantizer: WeightQuantizer | None = None,
     ) -> None:
         self.config = config
@@ -120,6 +121,7 @@ class Builder:
         self._layer_prefix = layer_prefix
         self._wrapping = Wrapping(wrappers, ops.get)
         self._quantizer = quantizer
+        self._kv_dtype = kv_dtype
 
     def op(self, name: str) -> Callable[..., Any]:
         """Return an op of the op set in use."""
@@ -236,7 +238,8 @@ class Builder:
     def attention_spec(self, **changes: Any) -> AttentionSpec:
         """Return a spec with dtype, KV dtype and block size filled in."""
         dtype = str(self.dtype).removeprefix("torch.")
-        known: dict[str, Any] = {"dtype": dtype, "kv_dtype": dtype, "block_size": self._block_size}
+        kv_dtype = dtype if self._kv_dtype == "auto" else self._kv_dtype
+        known: dict[str, Any] = {"dtype": dtype, "kv_dtype": kv_dtype, "block_size": self._block_size}
         return AttentionSpec(**(known | changes))
 
 

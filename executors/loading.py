@@ -80,6 +80,7 @@ def load_model(
         block_size=build.config.cache.block_size,
         layer_prefix=layer_prefix,
         wrappers=wrappers,
+        kv_dtype=build.config.cache.kv_cache_dtype,
         quantizer=None if method is None else method.begin(checkpoint),
     )
     with torch.inference_mode():
@@ -96,6 +97,7 @@ def load_model(
         "quantization": None if method is None else method.name,
         "linear_formats": ops.linear_formats,
         "dtype": build.dtype,
+        "kv_dtype": specs[0].kv_dtype,
         "device": device,
         "attention_backend": backend.name,
         "attention_refused": refused,
@@ -123,6 +125,7 @@ def _fingerprint(build: ExecutorBuild, backend: AttentionBackend, ops: Ops) -> s
         ops.numerics,
         sorted(set(ops.used)),
         build.config.quantization,
+        build.config.cache.kv_cache_dtype,
         build.dtype,
         build.config.cache.block_size,
         build.config.parallel.tensor_parallel_size,

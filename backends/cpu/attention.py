@@ -20,14 +20,25 @@ __all__ = ["CpuAttention"]
 LANES = 16
 """Keys, and numbers of a head, that one instruction serves."""
 LARGEST_HEAD = 256
+INT8 = "int8"
+"""The KV dtype of whole numbers, with float32 scales for each token and head."""
 
 
 @dataclass(frozen=True)
 class _Cache:
-    """A layer's pages: [blocks, KV heads, 2, B · D], keys then values; inside as the kernels have it."""
+    """A layer's pages, [blocks, KV heads, …], keys then values, as the kernels have them; and those kernels."""
 
     pages: torch.Tensor
     block_size: int
+    kernels: _PageKernels
+
+
+@dataclass(frozen=True)
+class _PageKernels:
+    """What writes to pages of one kind and attends over them."""
+
+    write: Functions
+    attention: Functions
 
 
 @dataclass(frozen=True)
@@ -35,8 +46,9 @@ class _Native:
     """Kernels, and those of them that are called."""
 
     kernels: Kernels
-    write: Functions
-    attention: Functions
+    plain: _PageKernels
+    """Of pages with numbers of the model's type."""
+    int8: _PageKernels
 
 
 class _StepFields(ctypes.Structure):
@@ -92,7 +104,11 @@ class CpuAttention:
     @cached_property
     def _native(self) -> _Native:
         kernels = require(self._opened)
-        return _Native(kernels, kernels.by_type("kv_write"), kernels.by_type("attention"))
+        plain, int8 = (
+            _PageKernels(kernels.by_type(f"kv_write{kind}"), kernels.by_type(f"attention{kind}"))
+            for kind in ("", "_int8")
+        )
+        return _Native(kernels, plain, int8)
 
     @property
     def kernels(self) -> Kernels:
@@ -111,8 +127,8 @@ class CpuAttention:
             reasons.append(f"device {device} (runs on: cpu)")
         if spec.dtype not in DTYPES:
             reasons.append(f"dtype {spec.dtype} (serves: {', '.join(DTYPES)})")
-        elif spec.kv_dtype != spec.dtype:
-            reasons.append(f"KV dtype {spec.kv_dtype} (serves: that of the model, {spec.dtype})")
+        elif spec.kv_dtype not in (spec.dtype, INT8):
+            reasons.append(f"KV dtype {spec.kv_dtype} (serves: that of the model, {spec.dtype}, and {INT8})")
         if spec.head_dim % LANES or not 0 < spec.head_dim <= LARGEST_HEAD:
             reasons.append(f"head size {spec.head_dim} (serves: multiples of {LANES} up to {LARGEST_HEAD})")
         if spec.block_size < LANES or spec.block_size & (spec.block_size - 1):
@@ -126,15 +142,15 @@ class CpuAttention:
         return reasons
 
     def layout(self, spec: AttentionSpec) -> CacheSpec:
-        """K and V in the model's type, no padding."""
-        values = 2 * spec.block_size * spec.num_kv_heads * spec.head_dim
-        return CacheSpec(page_bytes=values * DTYPES[spec.kv_dtype].itemsize)
+        """K and V in the model's type, no padding; or in bytes, with two scales for each token and head."""
+        return CacheSpec(page_bytes=spec.num_kv_heads * _head_bytes(spec))
 
     def allocate(self, spec: AttentionSpec, num_blocks: int, device: str) -> _Cache:
         """Pages for block ids [0, num_blocks); not filled, so that the memory is touched when it is used."""
-        shape = (num_blocks, spec.num_kv_heads, 2, spec.block_size * spec.head_dim)
-        dtype = DTYPES[spec.kv_dtype]
-        return _Cache(Arena(Arena.bytes_for(shape, dtype)).empty(shape, dtype), spec.block_size)
+        shape = (num_blocks, spec.num_kv_heads, _head_bytes(spec))
+        pages = Arena(Arena.bytes_for(shape, torch.uint8)).empty(shape, torch.uint8)
+        kernels = self._native.int8 if spec.kv_dtype == INT8 else self._native.plain
+        return _Cache(pages, spec.block_size, kernels)
 
     def prepare(self, group: KVCacheGroup, batch: AttentionBatch, into: Any = None) -> _Step:
         """Copy what the step's layers need from the batch."""
@@ -144,7 +160,7 @@ class CpuAttention:
 
     def write(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, cache: Any, md: Any) -> None:
         """Store k, v [N, K, D] at the step's slots."""
-        self._native.write[k.dtype](
+        cache.kernels.write[k.dtype](
             cache.pages.data_ptr(),
             ctypes.addressof(md.fields),
             k.data_ptr(),
@@ -166,7 +182,7 @@ class CpuAttention:
         lse: torch.Tensor | None = None,
     ) -> None:
         """Attend with q [N, H, D]; fill out [N, H, D] and, if given, lse [N, H] (sinks included)."""
-        self._native.attention[q.dtype](
+        cache.kernels.attention[q.dtype](
             cache.pages.data_ptr(),
             ctypes.addressof(md.fields),
             q.data_ptr(),
@@ -183,3 +199,10 @@ class CpuAttention:
             pointer(layer.sinks),
             int(layer.causal),
         )
+
+
+def _head_bytes(spec: AttentionSpec) -> int:
+    """Bytes of a KV head's keys and values in one page."""
+    if spec.kv_dtype == INT8:
+        return 2 * spec.block_size * (spec.head_dim + torch.float32.itemsize)
+    return 2 * spec.block_size * spec.head_dim * DTYPES[spec.kv_dtype].itemsize

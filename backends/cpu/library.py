@@ -58,6 +58,8 @@ _SIGNATURES = {
     "rotary": "PPRIIIPI",
     "kv_write": "PPPIPIIII",
     "attention": "PPPIPPIIIIIFFPI",
+    "kv_write_int8": "PPPIPIIII",
+    "attention_int8": "PPPIPPIIIIIFFPI",
     "draw": "PIIPPPPPPP",
     "score": "PIIPIPPP",
 }

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from headrace.backends.torch_reference.numerics import torch_numerics
 from headrace.backends.torch_reference.paging import PagedCache, Piece, StepPages
+from headrace.backends.torch_reference.whole import rounded_rows
 from headrace.core.interfaces.attention import AttentionBatch, AttentionLayer, AttentionSpec, CacheSpec
 from headrace.core.interfaces.kv_cache import KVCacheGroup
 
@@ -22,6 +23,8 @@ __all__ = ["TorchAttention"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DEVICES = ("cpu", "cuda")
+INT8 = "int8"
+"""The KV dtype of whole numbers, with float32 scales for each token and head."""
 
 
 class TorchAttention:
@@ -45,9 +48,12 @@ class TorchAttention:
         reasons = []
         if device.split(":")[0] not in _DEVICES:
             reasons.append(f"device {device} (runs on: {', '.join(_DEVICES)})")
-        for what, dtype in (("dtype", spec.dtype), ("KV dtype", spec.kv_dtype)):
-            if dtype not in _DTYPES:
-                reasons.append(f"{what} {dtype} (serves: {', '.join(_DTYPES)})")
+        for what, dtype, served in (
+            ("dtype", spec.dtype, tuple(_DTYPES)),
+            ("KV dtype", spec.kv_dtype, (*_DTYPES, INT8)),
+        ):
+            if dtype not in served:
+                reasons.append(f"{what} {dtype} (serves: {', '.join(served)})")
         if spec.num_kv_heads < 1 or spec.num_heads % spec.num_kv_heads:
             reasons.append(f"{spec.num_heads} heads are no multiple of {spec.num_kv_heads} KV heads")
         if spec.window is not None and not spec.causal:
@@ -55,17 +61,22 @@ class TorchAttention:
         return reasons
 
     def layout(self, spec: AttentionSpec) -> CacheSpec:
-        """K and V as they are, no padding."""
-        values = 2 * spec.block_size * spec.num_kv_heads * spec.head_dim
-        return CacheSpec(page_bytes=values * _DTYPES[spec.kv_dtype].itemsize)
+        """K and V as they are, no padding; as bytes with a float32 scale for each token and head of both."""
+        tokens = 2 * spec.block_size * spec.num_kv_heads
+        if spec.kv_dtype == INT8:
+            return CacheSpec(page_bytes=tokens * (spec.head_dim + torch.float32.itemsize))
+        return CacheSpec(page_bytes=tokens * spec.head_dim * _DTYPES[spec.kv_dtype].itemsize)
 
     def allocate(self, spec: AttentionSpec, num_blocks: int, device: str) -> PagedCache:
         """Pages for block ids [0, num_blocks); not filled, so that the memory is touched when it is used."""
         shape = (num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
-        dtype = _DTYPES[spec.kv_dtype]
-        return PagedCache(
-            torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device)
-        )
+        whole = spec.kv_dtype == INT8
+        dtype = torch.int8 if whole else _DTYPES[spec.kv_dtype]
+        k, v = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
+        if not whole:
+            return PagedCache(k, v)
+        k_scales, v_scales = (torch.empty(shape[:3], device=device) for _ in range(2))
+        return PagedCache(k, v, k_scales, v_scales)
 
     def prepare(self, group: KVCacheGroup, batch: AttentionBatch, into: Any = None) -> StepPages:
         """Copy what the step's layers need from the batch."""
@@ -74,9 +85,12 @@ class TorchAttention:
     def write(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, cache: Any, md: Any) -> None:
         """Store k, v [N, K, D] at the step's slots."""
         targets = md.targets(cache)
-        for pages, values in ((cache.k, k), (cache.v, v)):
-            flat = pages.view(-1, layer.head_dim)
-            flat.index_copy_(0, targets, values.reshape(-1, layer.head_dim).to(pages.dtype))
+        for pages, scales, values in ((cache.k, cache.k_scales, k), (cache.v, cache.v_scales, v)):
+            rows = values.reshape(-1, layer.head_dim)
+            if scales is not None:
+                rows, own = rounded_rows(rows)
+                scales.view(-1).index_copy_(0, targets, own.view(-1))
+            pages.view(-1, layer.head_dim).index_copy_(0, targets, rows.to(pages.dtype))
 
     def forward(
         self,
@@ -112,8 +126,11 @@ def _gather(cache: PagedCache, piece: Piece) -> tuple[torch.Tensor, torch.Tensor
     """A piece's K and V, each [n · K, S, D], with unused slots zeroed."""
     head_dim = cache.k.shape[-1]
     found = []
-    for pages in (cache.k, cache.v):
+    for pages, scales in ((cache.k, cache.k_scales), (cache.v, cache.v_scales)):
         flat = pages.view(-1, cache.block_size * head_dim).index_select(0, piece.pages)
+        if scales is not None:
+            own = scales.view(-1, cache.block_size, 1).index_select(0, piece.pages)
+            flat = (flat.view(-1, cache.block_size, head_dim) * own).view(flat.shape)
         if piece.unused is not None:
             # A probability of zero does not undo a NaN in V, nor a mask one in K.
             flat.view(-1, head_dim).index_fill_(0, piece.unused, 0)

@@ -29,6 +29,9 @@ class PagedCache:
 
     k: torch.Tensor
     v: torch.Tensor
+    k_scales: torch.Tensor | None = None
+    """Where k and v are whole numbers: [num_blocks, K, B] float32, what each token's are multiplied with."""
+    v_scales: torch.Tensor | None = None
 
     @property
     def num_kv_heads(self) -> int:

@@ -18,7 +18,7 @@ from headrace.plugins.quantization.rounding import by_channel, by_group
 
 __all__ = ["GROUPS", "W8A8", "Int4", "Int8"]
 
-GROUPS = (128, 64, 32)
+GROUPS = (32, 64, 128)
 """Inputs that may share a scale of `int4`, the first choice first."""
 
 
@@ -83,7 +83,7 @@ class Int4(_Online):
         """Weights whose inputs make up no whole groups."""
         reasons = []
         for inputs, name in self._inputs(checkpoint).items():
-            dividing = [size for size in sorted(GROUPS) if inputs % size == 0]
+            dividing = [size for size in GROUPS if inputs % size == 0]
             asked = self._options.group_size
             if not dividing or (asked is not None and asked not in dividing):
                 fitting = ", ".join(map(str, dividing)) or "none of 32, 64 and 128"

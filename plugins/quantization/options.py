@@ -16,7 +16,7 @@ class Options(BaseModel):
 
     group_size: Literal[32, 64, 128] | None = Field(
         default=None,
-        description="int4: inputs that share a scale. Default: the first of 128, 64, 32 that divides all.",
+        description="int4: inputs that share a scale. Default: the first of 32, 64, 128 that divides all.",
     )
     ignore: list[str] = Field(
         default=[],

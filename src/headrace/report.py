@@ -63,9 +63,9 @@ class StartupReport(msgspec.Struct, kw_only=True, frozen=True):
             f"model        {self.model}: {facts['architecture']}, {facts['parameters'] / 1e6:.1f}M parameters",
             f"weights      {facts['weights_bytes'] / 2**20:.0f} MiB as {_held(facts)} on {facts['device']}",
             f"threads      {facts['threads']}: {facts['threads_why']}",
-            f"KV cache     {self.kv_bytes / 2**20:.0f} MiB, {self.num_blocks} blocks of "
-            f"{self.block_size} tokens; {self.concurrency:.1f} requests of {self.max_model_len} tokens at "
-            "once (kv_cache_memory)",
+            f"KV cache     {self.kv_bytes / 2**20:.0f} MiB as {facts.get('kv_dtype', facts['dtype'])}, "
+            f"{self.num_blocks} blocks of {self.block_size} tokens; {self.concurrency:.1f} requests of "
+            f"{self.max_model_len} tokens at once (kv_cache_memory)",
             f"scheduler    {self.policy}, at most {self.max_num_seqs} requests (max_num_seqs) and "
             f"{self.max_num_batched_tokens} tokens a step (max_num_batched_tokens)",
             f"caching      prefix caching {'on' if self.prefix_caching else 'off'}",

@@ -45,6 +45,8 @@ class SimpleAttention:
         reasons = [] if device == "cpu" else ["runs on cpu only"]
         if spec.dtype not in ("float32", "bfloat16"):
             reasons.append(f"no dtype {spec.dtype}")
+        if spec.kv_dtype != spec.dtype:
+            reasons.append(f"no KV dtype {spec.kv_dtype}")
         return reasons
 
     def layout(self, spec: AttentionSpec) -> CacheSpec:

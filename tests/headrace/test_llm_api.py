@@ -311,6 +311,7 @@ def test_plugins_that_are_not_essential_can_be_switched_off_one_at_a_time() -> N
         "processors",
         "speculative",
         "lora",
+        "quantization",
         "structured",
         "llguidance",
         "reasoning",

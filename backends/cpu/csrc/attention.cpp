@@ -1,7 +1,4 @@
-// Attention over pages: any mix of chunks and decodes, K and V read from the cache only.
-//
-// A page holds one block of B tokens: for each KV head its K as [B / 16][D / P][16][P], then its V as [B / P][D][P]
-// (P = 2 for bf16, 1 for float), so that one instruction serves 16 keys, or 16 numbers of a head, without a reduction.
+// Attention over pages (pages.h): any mix of chunks and decodes, K and V read from the cache only.
 //
 // A row is one query head of one token. Rows go over keys in tiles at absolute multiples of kTile with a running
 // maximum; what a row computes depends on its own query, its position and the keys it sees, never on the rows beside it.
@@ -10,7 +7,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "kv_int8.h"
 #include "linear.h"
+#include "pages.h"
 #include "words.h"
 
 namespace headrace {
@@ -26,33 +25,11 @@ constexpr int kTokens = 32;   // query tokens of a task at most
 constexpr int kManyTasks = 16;
 constexpr float kMinusInfinity = -__builtin_inff();
 
-// A step of one KV group. Kernels read it when they run: a recorded pass is given the next step by changing it.
-struct Step {
-    const int32_t* query_start;  // [requests + 1]
-    const int32_t* lengths;      // [requests]: tokens with K and V after this step
-    const int32_t* tables;       // [requests, table_stride]
-    const int64_t* slots;        // [tokens]
-    int64_t table_stride, requests, tokens;
-};
-
 struct Shape {
     int64_t num_heads, num_kv_heads, head_dim, block_size, window;  // window: 0 is none
     float scale, soft_cap;                                           // soft_cap: 0 is none
     const float* sinks;
     bool causal;
-};
-
-// One head's pages of one request. Blocks have a power of two of tokens: a division a page would cost as much as its keys.
-template <typename T>
-struct Pages {
-    const T* cache;
-    const int32_t* table;
-    int64_t shift, head_dim, head_stride, page_stride;
-    const T* keys(int64_t position) const {
-        return cache + table[position >> shift] * page_stride + (position & ((int64_t(1) << shift) - 1)) * head_dim;
-    }
-    const T* values(int64_t position) const { return keys(position) + (head_dim << shift); }
-    int64_t block_end(int64_t position) const { return ((position >> shift) + 1) << shift; }
 };
 
 // Few rows wait for memory, and pages are scattered: a processor does not guess where the next one lies. So each line
@@ -144,10 +121,11 @@ struct Row {
     float max, sum;
 };
 
-// R rows over the keys [k0, k1) of one tile; begin and end bound what all rows of the task see.
+// R rows over the keys [k0, k1) of one tile; begin and end bound what all rows of the task see. scales [2][kTile]: of its
+// keys and values, where these are whole numbers; else null.
 template <typename T, int R>
-void tile(const Shape& shape, const Pages<T>& pages, const T* q, Row* rows, float* out, int64_t k0, int64_t begin,
-          int64_t end, const Ahead<T>& ahead) {
+void tile(const Shape& shape, const Pages<T>& pages, const float* scales, const T* q, Row* rows, float* out, int64_t k0,
+          int64_t begin, int64_t end, const Ahead<T>& ahead) {
     constexpr int P = Traits<T>::kPair, W = 4 * R <= kSums ? 4 : 2;
     const int64_t d = shape.head_dim;
     alignas(64) float scores[R][kTile];
@@ -176,6 +154,7 @@ void tile(const Shape& shape, const Pages<T>& pages, const T* q, Row* rows, floa
             HR_UNROLL
             for (int r = 0; r < R; ++r) {
                 V16 score = sums[r][w] * scale;
+                if (scales) score = score * load(scales + (at - k0));
                 if (shape.soft_cap != 0)
                     score = splat(shape.soft_cap) * tanh(score * splat(1.0f / shape.soft_cap));
                 if (!whole)
@@ -196,6 +175,8 @@ void tile(const Shape& shape, const Pages<T>& pages, const T* q, Row* rows, floa
         for (int64_t at = first - k0; at < last - k0; at += kLanes) {
             V16 p = exp(load(scores[r] + at) - base);
             sum = sum + p;
+            // What is not seen has the probability 0; its scale may be anything.
+            if (scales) p = zero_below(p * load(scales + kTile + at), p, 1e-38f);
             store(weights + r * kTile + at, p);
         }
         factors[r] = exp(splat(rows[r].max) - base);
@@ -224,19 +205,41 @@ void tile(const Shape& shape, const Pages<T>& pages, const T* q, Row* rows, floa
 }
 
 template <typename T, int R = kRows>
-HR_INLINE void tile(int count, const Shape& shape, const Pages<T>& pages, const T* q, Row* rows, float* out, int64_t k0,
-                    int64_t begin, int64_t end, const Ahead<T>& ahead) {
+HR_INLINE void tile(int count, const Shape& shape, const Pages<T>& pages, const float* scales, const T* q, Row* rows,
+                    float* out, int64_t k0, int64_t begin, int64_t end, const Ahead<T>& ahead) {
     if constexpr (R > 0) {
         if (count == R)
-            tile<T, R>(shape, pages, q, rows, out, k0, begin, end, ahead);
+            tile<T, R>(shape, pages, scales, q, rows, out, k0, begin, end, ahead);
         else
-            tile<T, R - 1>(count, shape, pages, q, rows, out, k0, begin, end, ahead);
+            tile<T, R - 1>(count, shape, pages, scales, q, rows, out, k0, begin, end, ahead);
     }
 }
 
-// Query tokens [token, token + count) of one request and one KV head. q and out: the first token's row of the head.
+// The keys [begin, end) of the tile at k0, widened; return pages that lie there.
 template <typename T>
-void attend(const Shape& shape, const Pages<T>& pages, const T* q, int64_t q_stride, int64_t head, int64_t position,
+Pages<T> widened(const Pages<int8_t>& pages, int64_t k0, int64_t begin, int64_t end, Widened<T>& to) {
+    const int64_t d = pages.head_dim, block = int64_t(1) << pages.shift, tile = k0 / kTile;
+    const Numbers known(8, 0);
+    to.numbers.resize(size_t(2 * kTile * d));
+    to.scales.resize(2 * kTile);
+    if (int64_t(to.table.size()) <= tile) to.table.resize(size_t(tile) + 1);
+    for (int64_t key = begin / kLanes * kLanes; key < end; key += kLanes) {
+        const int8_t *keys = pages.keys(key), *values = pages.values(key);
+        const int64_t at = key - k0, offset = key & (block - 1);
+        widen(keys, to.numbers.data() + at * d, kLanes * d, known);
+        widen(values, to.numbers.data() + (kTile + at) * d, kLanes * d, known);
+        const float* scales = reinterpret_cast<const float*>(keys - offset * d + 2 * block * d) + offset;
+        std::memcpy(to.scales.data() + at, scales, kLanes * sizeof(float));
+        std::memcpy(to.scales.data() + kTile + at, scales + block, kLanes * sizeof(float));
+    }
+    int64_t shift = 0;
+    while ((int64_t(1) << shift) < kTile) ++shift;
+    return {to.numbers.data(), to.table.data(), shift, d, 0, 0};
+}
+
+// Query tokens [token, token + count) of one request and one KV head. q and out: the first token's row of the head.
+template <typename T, typename C>
+void attend(const Shape& shape, const Pages<C>& pages, const T* q, int64_t q_stride, int64_t head, int64_t position,
             int64_t count, int64_t length, bool more_heads, T* out, int64_t out_stride, float* lse, std::vector<float>& scratch) {
     constexpr int P = Traits<T>::kPair;
     const int64_t d = shape.head_dim, group = shape.num_heads / shape.num_kv_heads, total = count * group;
@@ -254,18 +257,27 @@ void attend(const Shape& shape, const Pages<T>& pages, const T* q, int64_t q_str
     }
     const int64_t start = rows[0].begin / kLanes * kLanes, stop = rows[total - 1].end;
     for (int64_t k0 = start / kTile * kTile; k0 < stop; k0 += kTile) {
-        Ahead<T> ahead{pages, kTile, stop};
-        if (k0 + kTile >= stop) {  // the next head's first tile, if there is one
-            ahead.offset = start / kTile * kTile - k0;
-            ahead.pages.cache += pages.head_stride;
-            if (!more_heads) ahead.end = 0;
+        constexpr bool kScaled = !std::is_same_v<T, C>;
+        static thread_local Widened<T> wide;
+        Pages<T> here;
+        Ahead<T> ahead{};
+        if constexpr (kScaled) {
+            here = widened(pages, k0, std::max(k0, start), std::min(k0 + kTile, stop), wide);
+        } else {
+            here = pages;
+            ahead = {pages, kTile, stop};
+            if (k0 + kTile >= stop) {  // the next head's first tile, if there is one
+                ahead.offset = start / kTile * kTile - k0;
+                ahead.pages.cache += pages.head_stride;
+                if (!more_heads) ahead.end = 0;
+            }
         }
         for (int64_t i = 0; i < total; i += kRows) {
             int width = int(std::min<int64_t>(kRows, total - i));
             int64_t begin = std::max(k0, rows[i].begin), end = std::min(k0 + kTile, rows[i + width - 1].end);
             if (begin < end)
-                tile<T>(width, shape, pages, packed.data() + i * d, rows.data() + i, scratch.data() + i * d, k0, begin,
-                        end, ahead);
+                tile<T>(width, shape, here, kScaled ? wide.scales.data() : nullptr, packed.data() + i * d,
+                        rows.data() + i, scratch.data() + i * d, k0, begin, end, ahead);
         }
     }
     for (int64_t i = 0; i < total; ++i) {
@@ -286,8 +298,8 @@ void attend(const Shape& shape, const Pages<T>& pages, const T* q, int64_t q_str
     }
 }
 
-template <typename T>
-void attention(const T* cache, const Step* now, const T* q, int64_t q_stride, T* out, float* lse, int64_t num_heads,
+template <typename T, typename C>
+void attention(const C* cache, const Step* now, const T* q, int64_t q_stride, T* out, float* lse, int64_t num_heads,
                int64_t num_kv_heads, int64_t head_dim, int64_t block_size, int64_t window, float scale, float soft_cap,
                const float* sinks, int64_t causal) {
     const Shape shape{num_heads, num_kv_heads, head_dim, block_size, window, scale, soft_cap, sinks, causal != 0};
@@ -304,7 +316,8 @@ void attention(const T* cache, const Step* now, const T* q, int64_t q_stride, T*
     const int64_t d = shape.head_dim, group = shape.num_heads / shape.num_kv_heads;
     int64_t shift = 0;
     while ((int64_t(1) << shift) < shape.block_size) ++shift;
-    const int64_t head_stride = 2 * shape.block_size * d, page_stride = shape.num_kv_heads * head_stride;
+    const int64_t head_stride = std::is_same_v<T, C> ? 2 * shape.block_size * d : int8_head_bytes(shape.block_size, d);
+    const int64_t page_stride = shape.num_kv_heads * head_stride;
     // Heads of a block lie together: one thread reads them in turn where there is work enough for all threads.
     const int64_t together = int64_t(tasks.size()) >= kManyTasks ? shape.num_kv_heads : 1;
     const int64_t count = int64_t(tasks.size()) * shape.num_kv_heads / together;
@@ -316,34 +329,12 @@ void attention(const T* cache, const Step* now, const T* q, int64_t q_stride, T*
         const Task& task = list[first / shape.num_kv_heads];
         const int64_t r = task.request, position = step.lengths[r] - (query_start[r + 1] - task.token);
         for (int64_t head = first % shape.num_kv_heads, left = together; left > 0; ++head, --left) {
-            Pages<T> pages{cache + head * head_stride, step.tables + r * step.table_stride, shift, d,
+            Pages<C> pages{cache + head * head_stride, step.tables + r * step.table_stride, shift, d,
                            head_stride, page_stride};
             const int64_t column = head * group;
-            attend<T>(shape, pages, q + task.token * q_stride + column * d, q_stride, head, position, task.count,
+            attend<T, C>(shape, pages, q + task.token * q_stride + column * d, q_stride, head, position, task.count,
                       step.lengths[r], left > 1, out + (task.token * shape.num_heads + column) * d, shape.num_heads * d,
                       lse ? lse + task.token * shape.num_heads + column : nullptr, scratch);
-        }
-    }
-}
-
-// k, v [tokens, heads, d], their rows some elements apart, go to slots of the cache.
-template <typename T>
-void kv_write(T* cache, const Step* now, const T* k, int64_t k_stride, const T* v, int64_t v_stride,
-           int64_t heads, int64_t d, int64_t block_size) {
-    constexpr int P = Traits<T>::kPair;
-    const Step& step = *now;
-    const int64_t head_stride = 2 * block_size * d;
-#pragma omp for
-    for (int64_t t = 0; t < step.tokens; ++t) {
-        int64_t offset = step.slots[t] % block_size;
-        T* page = cache + step.slots[t] / block_size * heads * head_stride;
-        for (int64_t h = 0; h < heads; ++h) {
-            T* keys = page + h * head_stride + offset / kLanes * kLanes * d + offset % kLanes * P;
-            T* values = page + h * head_stride + block_size * d + offset / P * P * d + offset % P;
-            const T* from_k = k + t * k_stride + h * d;
-            const T* from_v = v + t * v_stride + h * d;
-            for (int64_t j = 0; j < d; j += P) std::memcpy(keys + j * kLanes, from_k + j, P * sizeof(T));
-            for (int64_t j = 0; j < d; ++j) values[j * P] = from_v[j];
         }
     }
 }
@@ -351,7 +342,7 @@ void kv_write(T* cache, const Step* now, const T* k, int64_t k_stride, const T* 
 }  // namespace
 }  // namespace headrace
 
-HR_KERNEL(kv_write_bf16, headrace::kv_write<headrace::bf16>)
-HR_KERNEL(kv_write_f32, headrace::kv_write<float>)
-HR_KERNEL(attention_bf16, headrace::attention<headrace::bf16>)
-HR_KERNEL(attention_f32, headrace::attention<float>)
+HR_KERNEL(attention_int8_bf16, headrace::attention<headrace::bf16, int8_t>)
+HR_KERNEL(attention_int8_f32, headrace::attention<float, int8_t>)
+HR_KERNEL(attention_bf16, headrace::attention<headrace::bf16, headrace::bf16>)
+HR_KERNEL(attention_f32, headrace::attention<float, float>)

@@ -174,6 +174,20 @@ class AttentionBackendSuite:
             for run, md in zip(runs, metadata, strict=True):
                 run.check(chunks, run.attend(chunks, md), f"{backend.name}, two groups, second layer")
 
+    def test_int8_cache(self) -> None:
+        """K and V as whole numbers with a scale for each token and head, where the backend has that."""
+        for number, dtype in enumerate(self.dtypes):
+            backend = self.make()
+            for change in ({}, {"window": 20, "block_size": 32}, {"soft_cap": 2.0, "sinks": True}):
+                spec = replace(BASE, dtype=dtype, kv_dtype="int8", **change)
+                if backend.why_not(spec, self.device):
+                    raise SkipTest(f"{backend.name} refuses: {backend.why_not(spec, self.device)}")
+                plain = backend.layout(replace(spec, kv_dtype=dtype)).page_bytes
+                _check(backend.layout(spec).page_bytes < plain, "pages of int8 must be smaller")
+                run_case(backend, _all_kinds(spec, number, lse=True), self.device)
+            if backend.row_invariant:
+                prove_attention_invariant(backend, replace(BASE, dtype=dtype, kv_dtype="int8"), self.device)
+
     def test_row_invariance(self) -> None:
         """Bit by bit: alone as in a batch, in one chunk as at every cut, with one thread as with two."""
         backend = self.make()

@@ -57,6 +57,9 @@ class PagedRun:
         self.q = [(2 * draw(n, heads, dim)).to(dtype).to(device) for n in lengths]
         self.k = [draw(n, kv_heads, dim).to(dtype).to(device) for n in lengths]
         self.v = [draw(n, kv_heads, dim).to(dtype).to(device) for n in lengths]
+        if spec.kv_dtype == "int8":
+            # Numbers that survive being rounded: what is compared is the attention.
+            self.k, self.v = ([_whole(x) for x in kept] for kept in (self.k, self.v))
         self.layer = AttentionLayer(
             name="layers.0.attention",
             num_heads=heads,
@@ -207,6 +210,12 @@ class PagedRun:
             check_close(result[0][i], out, tolerance, f"out of {words}")
             if result[1] is not None:
                 check_close(result[1][i], lse, tolerance, f"lse of {words}")
+
+
+def _whole(x: torch.Tensor) -> torch.Tensor:
+    """x [n, K, D] as a cache of whole numbers with a scale for each token and head gives it back."""
+    scales = x.float().abs().amax(-1, keepdim=True) / 127
+    return (torch.round(x.float() / scales) * scales).to(x.dtype)
 
 
 def run_case(backend: AttentionBackend, case: AttentionCase, device: str = "cpu") -> None:

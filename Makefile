@@ -6,7 +6,7 @@ BIN    := .venv/bin
 SOURCES := $(wildcard core backends models executors plugins src tests tools benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo test check format typecheck fuzz bench-scheduler bench-native bench-speculative quantization matrix kv-waste floor peers compare load-peer abuse serve-overhead soak fuzz-http schemas grammar-overhead clean
+.PHONY: help setup lock demo test check format typecheck fuzz bench-scheduler bench-native bench-speculative quantization matrix kv-waste floor peers compare load-peer abuse serve-overhead soak fuzz-http schemas grammar-overhead lora clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ schemas: setup ## Ask for JSON that fits each of 200 schemas, and validate what 
 
 grammar-overhead: setup ## Time tokens under a grammar against plain ones
 	$(BIN)/python benchmarks/structured.py
+
+lora: setup ## Time four adapters mixed against the base model, and loading beside running streams
+	$(BIN)/python benchmarks/lora.py
 
 clean: ## Remove build outputs and tools' caches; .venv and fetched models stay
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

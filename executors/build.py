@@ -15,11 +15,13 @@ from headrace.core.interfaces import (
     Embedding,
     Linear,
     LinearFormat,
+    LinearWrapper,
     Parallel,
     QuantizedWeight,
     WeightQuantizer,
 )
 from headrace.executors.selection import Ops
+from headrace.executors.wrapping import Product, Wrapping
 from headrace.models.weights import CheckpointWeights
 
 __all__ = ["Builder"]
@@ -43,17 +45,22 @@ class _BoundLinear:
     def __init__(self, kind: LinearFormat, weight: _Weight) -> None:
         self.out_features, self.in_features = weight.out_features, weight.in_features
         self._apply = kind.apply
+        self._logits = kind.logits
         self._prepared = kind.prepare(weight.value, weight.bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in] -> [N, out]."""
         return self._apply(x, self._prepared)
 
+    def sums(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, in] -> [N, out] float32, not rounded."""
+        return self._logits(x, self._prepared)
+
 
 class _Beside:
     """Products whose outputs stand beside each other: parts of a stack that are held in different formats."""
 
-    def __init__(self, parts: Sequence[Linear]) -> None:
+    def __init__(self, parts: Sequence[_BoundLinear]) -> None:
         self.out_features, self.in_features = sum(part.out_features for part in parts), parts[0].in_features
         self._parts = parts
 
@@ -61,19 +68,9 @@ class _Beside:
         """[N, in] -> [N, out]."""
         return torch.cat([part(x) for part in self._parts], dim=1)
 
-
-class _GatedLinear:
-    """A product of gate and up, and its activation."""
-
-    def __init__(
-        self, apply: Callable[[torch.Tensor], torch.Tensor], in_features: int, out_features: int
-    ) -> None:
-        self.in_features, self.out_features = in_features, out_features
-        self._apply = apply
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, in] -> [N, out]."""
-        return self._apply(x)
+    def sums(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, in] -> [N, out] float32, not rounded."""
+        return torch.cat([part.sums(x) for part in self._parts], dim=1)
 
 
 class _OutputProjection:
@@ -108,6 +105,7 @@ class Builder:
         block_size: int,
         layer_prefix: str = "",
         kv_dtype: str = "auto",
+        wrappers: Sequence[LinearWrapper] = (),
         quantizer: WeightQuantizer | None = None,
     ) -> None:
         self.config = config
@@ -121,6 +119,7 @@ class Builder:
         self._ops = ops
         self._block_size = block_size
         self._layer_prefix = layer_prefix
+        self._wrapping = Wrapping(wrappers, ops.get)
         self._quantizer = quantizer
         self._kv_dtype = kv_dtype
 
@@ -132,7 +131,8 @@ class Builder:
         self, *names: str, in_features: int, out_features: tuple[int, ...], bias: bool = False
     ) -> Linear:
         """Build a product from the named weights, stacked over outputs."""
-        return self._product(self._weights(names, in_features, out_features, bias=bias))
+        linear = self._product(self._weights(names, in_features, out_features, bias=bias))
+        return self._wrapping.product(linear, names, out_features, in_features) if self._wrapping else linear
 
     def gated_linear(
         self, *names: str, in_features: int, out_features: tuple[int, ...], op: str, bias: bool = False
@@ -143,6 +143,10 @@ class Builder:
         if len(weights) == 1:
             (weight,) = weights
             apply = self._ops.linear(weight.format).gated(weight.value, weight.bias, op)
+        if self._wrapping:
+            return self._wrapping.gated(
+                apply, lambda: self._product(weights), op, names, out_features, in_features
+            )
         if apply is None:
             linear, gate = self._product(weights), self._ops.get(op)
 
@@ -150,9 +154,9 @@ class Builder:
                 gated: torch.Tensor = gate(linear(x))
                 return gated
 
-        return _GatedLinear(apply, in_features, sum(out_features) // 2)
+        return Product(apply, in_features, sum(out_features) // 2)
 
-    def _product(self, weights: Sequence[_Weight]) -> Linear:
+    def _product(self, weights: Sequence[_Weight]) -> _BoundLinear | _Beside:
         parts = [_BoundLinear(self._ops.linear(weight.format), weight) for weight in weights]
         return parts[0] if len(parts) == 1 else _Beside(parts)
 
@@ -198,12 +202,16 @@ class Builder:
 
     def lm_head(self, name: str, vocab_size: int, hidden_size: int) -> Linear:
         """Build the output projection."""
-        return self._projection(name, vocab_size, hidden_size)
+        return self._wrapping.head(name, self._projection(name, vocab_size, hidden_size))
 
     def tied_embedding(self, name: str, vocab_size: int, hidden_size: int) -> tuple[Embedding, Linear]:
         """Return the lookup and the output projection that share a weight."""
         projection = self._projection(name, vocab_size, hidden_size)
-        return projection.rows, projection
+        return projection.rows, self._wrapping.head("lm_head", projection)
+
+    def embedding(self, name: str, lookup: Embedding, shape: tuple[int, int]) -> Embedding:
+        """Return the lookup to use."""
+        return self._wrapping.embedding(name, lookup, shape)
 
     def _projection(self, name: str, vocab_size: int, hidden_size: int) -> _OutputProjection:
         (weight,) = self._weights((name,), hidden_size, (vocab_size,), bias=False)

@@ -8,11 +8,11 @@ from typing import Protocol
 import torch
 
 from headrace.core.config import EngineConfig
-from headrace.core.interfaces import AttentionBatch, Graph, GraphRecorder, Model, RecordError
+from headrace.core.interfaces import AttentionBatch, Graph, GraphRecorder, LinearWrapper, Model, RecordError
 from headrace.executors.context import KVMemory, StepContext
 from headrace.executors.loading import LoadedModel
 
-__all__ = ["EagerForward", "Forward", "RecordedForward", "best_forward", "record_forward"]
+__all__ = ["EagerForward", "Forward", "RecordedForward", "SwitchedForward", "best_forward", "record_forward"]
 
 Hidden = tuple[torch.Tensor, Mapping[int, torch.Tensor]]
 
@@ -64,6 +64,20 @@ class RecordedForward:
         return self._hidden[:count], {}
 
 
+class SwitchedForward:
+    """Two recordings of one model: with what stands around its products at rest, and with it at work."""
+
+    def __init__(self, plain: Forward, wrapped: Forward, wrappers: Sequence[LinearWrapper]) -> None:
+        self._plain = plain
+        self._wrapped = wrapped
+        self._wrappers = wrappers
+
+    def __call__(self, x: torch.Tensor, positions: torch.Tensor, batches: Sequence[AttentionBatch]) -> Hidden:
+        """See `Forward`."""
+        at_work = any(wrapper.active for wrapper in self._wrappers)
+        return (self._wrapped if at_work else self._plain)(x, positions, batches)
+
+
 @torch.inference_mode()
 def best_forward(loaded: LoadedModel, memory: KVMemory, config: EngineConfig) -> Forward:
     """Record the forward pass where that can be done, and note in the report what runs."""
@@ -72,19 +86,33 @@ def best_forward(loaded: LoadedModel, memory: KVMemory, config: EngineConfig) ->
             raise RecordError("enforce_eager is set")
         if loaded.recorder is None:
             raise RecordError(f"attention {loaded.backend.name} and these ops are not recorded")
-        forward = record_forward(
-            loaded.recorder,
-            loaded.model,
-            memory,
-            max_rows=config.scheduler.max_num_batched_tokens,
-            block_size=config.cache.block_size,
-            device=loaded.device,
-        )
+        forward = _record(loaded, loaded.recorder, memory, config)
     except RecordError as reason:
         loaded.report["graph"] = f"no: {reason}"
         return EagerForward(loaded.model, memory)
     loaded.report["graph"] = "yes"
     return forward
+
+
+def _record(loaded: LoadedModel, recorder: GraphRecorder, memory: KVMemory, config: EngineConfig) -> Forward:
+    def record(at_work: bool) -> Forward:
+        for wrapper in loaded.wrappers:
+            wrapper.active = at_work
+        try:
+            return record_forward(
+                recorder,
+                loaded.model,
+                memory,
+                max_rows=config.scheduler.max_num_batched_tokens,
+                block_size=config.cache.block_size,
+                device=loaded.device,
+            )
+        finally:
+            for wrapper in loaded.wrappers:
+                wrapper.active = False
+
+    plain = record(False)
+    return SwitchedForward(plain, record(True), loaded.wrappers) if loaded.wrappers else plain
 
 
 def record_forward(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from headrace.core.interfaces import (
     GraphRecorder,
     KVCacheLayout,
     KVCacheSpec,
+    LinearWrapper,
     Model,
 )
 from headrace.core.interfaces.build import ExecutorBuild
@@ -50,12 +51,17 @@ class LoadedModel:
     sampling: SamplingOps
     report: dict[str, Any]
     """Facts for the start-up report."""
+    wrappers: Sequence[LinearWrapper] = ()
+    """What stands around its products."""
 
 
-def load_model(build: ExecutorBuild, device: str, layer_prefix: str = "") -> LoadedModel:
+def load_model(
+    build: ExecutorBuild, device: str, layer_prefix: str = "", wrappers: Sequence[LinearWrapper] = ()
+) -> LoadedModel:
     """Open, check, build and load the model. Raises `CheckpointError` or `ConfigError`.
 
     layer_prefix: goes before the names of its attention layers; a second model beside another needs one.
+    wrappers: stand around its products.
     """
     started = time.perf_counter()
     checkpoint = build.checkpoint or open_checkpoint(build.model_path, build.registry)
@@ -74,6 +80,7 @@ def load_model(build: ExecutorBuild, device: str, layer_prefix: str = "") -> Loa
         block_size=build.config.cache.block_size,
         layer_prefix=layer_prefix,
         kv_dtype=build.config.cache.kv_cache_dtype,
+        wrappers=wrappers,
         quantizer=None if method is None else method.begin(checkpoint),
     )
     with torch.inference_mode():
@@ -94,7 +101,7 @@ def load_model(build: ExecutorBuild, device: str, layer_prefix: str = "") -> Loa
         "device": device,
         "attention_backend": backend.name,
         "attention_refused": refused,
-        "op_sets": ops.names,
+        "op_sets": ops.names_used,
         "op_sets_refused": ops.refused,
         "causal": all(spec.causal for spec in specs),
         # What the bridge computes outside of products and attention is transformers' and promises nothing.
@@ -104,7 +111,9 @@ def load_model(build: ExecutorBuild, device: str, layer_prefix: str = "") -> Loa
         "fingerprint": _fingerprint(build, backend, ops),
         "load_seconds": time.perf_counter() - started,
     }
-    return LoadedModel(model, checkpoint.config, backend, builder.layers, device, recorder, sampling, report)
+    return LoadedModel(
+        model, checkpoint.config, backend, builder.layers, device, recorder, sampling, report, wrappers
+    )
 
 
 def _fingerprint(build: ExecutorBuild, backend: AttentionBackend, ops: Ops) -> str:

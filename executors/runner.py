@@ -14,10 +14,12 @@ from headrace.core.errors import EngineError, PluginCallError, RequestError
 from headrace.core.interfaces import (
     BatchRow,
     KVCacheLayout,
+    LinearWrapper,
     LogitsRow,
     RunnerListener,
 )
 from headrace.core.interfaces.build import ExecutorBuild, WorkerContext
+from headrace.core.interfaces.wrapping import WrapContext
 from headrace.core.logprobs import LOGPROBS, PROMPT_LOGPROBS, PromptLogprobs, TokenLogprobs
 from headrace.core.plan import Continued, NewRequest, RequestResult, StepPlan, StepResult
 from headrace.core.stash import Stash
@@ -52,7 +54,8 @@ class ModelRunner:
 
     def __init__(self, build: ExecutorBuild, device: str) -> None:
         self._build = build
-        self._loaded: LoadedModel = load_model(build, device)
+        self._wrappers = _wrappers(build, device)
+        self._loaded: LoadedModel = load_model(build, device, wrappers=self._wrappers)
         self._model = self._loaded.model
         context = WorkerContext(
             config=build.config,
@@ -67,7 +70,8 @@ class ModelRunner:
             tokenizer=partial(open_tokenizer, build.model_path, build.registry),
         )
         listeners: list[RunnerListener] = [
-            entry.factory(context) for entry in build.registry.entries("runner_listener")
+            *self._wrappers,
+            *(entry.factory(context) for entry in build.registry.entries("runner_listener")),
         ]
         self._listeners = RunnerListeners(listeners)
         self._proposing = Proposing(build_proposer(context), self._model.vocab_size)
@@ -266,8 +270,14 @@ class ModelRunner:
         sampled: list[Sampled] = []
         for first in range(0, len(rows), LOGITS_ROWS):
             part = slice(first, first + LOGITS_ROWS)
-            sampled += self._sampler.sample(rows[part], self._model.logits(hidden[indices[part]]))
+            sampled += self._sampler.sample(rows[part], self._logits(hidden, indices[part]))
         return [sampled[first:last] for first, last in spans]
+
+    def _logits(self, hidden: torch.Tensor, rows: list[int]) -> torch.Tensor:
+        """Make logits of rows of the step."""
+        for wrapper in self._wrappers:
+            wrapper.on_head_rows(rows)
+        return self._model.logits(hidden[rows])
 
     def _outcome(self, inputs: StepInputs, index: int, sampled: list[Sampled]) -> RequestResult:
         """Accept what was drawn, as long as drafts are what was drawn."""
@@ -303,6 +313,13 @@ class ModelRunner:
             scored: list[TokenLogprobs] = []
             for first in range(0, count, LOGITS_ROWS):
                 last = min(first + LOGITS_ROWS, count)
-                logits = self._model.logits(hidden[offset + first : offset + last])
+                logits = self._logits(hidden, list(range(offset + first, offset + last)))
                 scored += token_logprobs(logits, targets[first:last], wanted, self._loaded.sampling.score)
             result.requests[state.request_id].stash[PROMPT_LOGPROBS] = PromptLogprobs(start + 1, scored)
+
+
+def _wrappers(build: ExecutorBuild, device: str) -> list[LinearWrapper]:
+    """Make what is to stand around the model's products."""
+    context = WrapContext(build.config, build.registry, device, build.dtype)
+    made = [entry.factory(context) for entry in build.registry.entries("linear_wrapper")]
+    return [wrapper for wrapper in made if wrapper is not None]

@@ -73,6 +73,8 @@ class Ops:
         self.refused: dict[str, list[str]] = {}
         self.used: list[tuple[str, str, bool]] = []
         """(op, op set, row-invariant) of each op handed out."""
+        self._recorded: dict[str, Any] = {}
+        """By op set: what another set's recorder needs to note its ops."""
         for entry in registry.entries("op_set"):
             ops: OpSet = entry.factory()
             reasons = ops.why_not(device, dtype)
@@ -85,6 +87,11 @@ class Ops:
     def names(self) -> list[str]:
         """Sets that fit, first choice first."""
         return [ops.name for ops in self._sets]
+
+    @property
+    def names_used(self) -> list[str]:
+        """Those of them whose ops were handed out."""
+        return [ops.name for ops in self._sets if any(name == ops.name for _, name, _ in self.used)]
 
     @property
     def numerics(self) -> list[str]:
@@ -108,6 +115,7 @@ class Ops:
             op: Op | None = ops.get(name)
             if op is not None:
                 self.used.append((name, ops.name, op.row_invariant))
+                self._recorded[ops.name] = op.recorded
                 return op.fn
         return None
 
@@ -127,8 +135,12 @@ class Ops:
             return None
         own = {name for _, name, _ in self.used} - {"torch"}
         for ops in self._sets:
-            if own == {ops.name}:
-                return ops.recorder(backend)
+            recorder = ops.recorder(backend) if ops.name in own else None
+            if recorder is not None:
+                others = [self._recorded.get(name) for name in sorted(own - {ops.name})]
+                if None in others:
+                    return None
+                return recorder.including(others) if others else recorder
         return None
 
     def linear(self, format: str) -> LinearFormat:

@@ -295,14 +295,16 @@ def embedding_and_head(
 ) -> tuple[Embedding, Linear]:
     """Build the lookup from `NAME.weight` and the output projection: from the same where they are tied."""
     shape = (vocab_size, hidden_size)
+    lookup: Embedding
     if tied:
         if "lm_head.weight" in build.weights:
             weight = build.weights.take(f"{name}.weight", shape)
             set_tied_aside(build, "lm_head.weight", f"{name}.weight", weight)
-        return build.tied_embedding(name, vocab_size, hidden_size)
-    return _Lookup(build, build.weights.take(f"{name}.weight", shape)), build.lm_head(
-        "lm_head", vocab_size, hidden_size
-    )
+        lookup, head = build.tied_embedding(name, vocab_size, hidden_size)
+    else:
+        lookup = _Lookup(build, build.weights.take(f"{name}.weight", shape))
+        head = build.lm_head("lm_head", vocab_size, hidden_size)
+    return build.embedding(name, lookup, shape), head
 
 
 class _Lookup:

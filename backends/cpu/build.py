@@ -23,6 +23,7 @@ from headrace.backends.cpu.once import create_once
 from headrace.core.folders import cache_folder
 
 __all__ = [
+    "PACKAGE_KERNELS",
     "PREBUILT_VARIABLE",
     "KernelBuildError",
     "build_kernels",
@@ -112,15 +113,18 @@ def build_package_kernels(tier: Tier | None = None) -> Path:
     return build_kernels(kernel_sources(), tier, name=PACKAGE_KERNELS, headers=kernel_headers())
 
 
-def prebuild_kernels(tier: Tier, folder: Path) -> Path:
-    """Compile the package's own kernels into a folder for `HEADRACE_KERNELS` to name; return the shared object.
+def prebuild_kernels(
+    tier: Tier, folder: Path, sources: Sequence[Path] | None = None, *, name: str = PACKAGE_KERNELS
+) -> Path:
+    """Compile kernels into a folder for `HEADRACE_KERNELS` to name; return the shared object.
 
+    sources: those of a plugin, which go with the package's headers; None: the package's own kernels.
     Raises `KernelBuildError` where there is no compiler or it fails, `OSError` for an unwritable folder.
     """
-    sources, headers = kernel_sources(), kernel_headers()
+    given, headers = kernel_sources() if sources is None else sources, kernel_headers()
     compiler = _needed_compiler()
-    target = folder / sources_digest(sources, headers, tier) / f"{PACKAGE_KERNELS}.so"
-    return create_once(target, lambda to: _compiled(compiler, tier, sources, headers, to, PACKAGE_KERNELS))
+    target = folder / sources_digest(given, headers, tier) / f"{name}.so"
+    return create_once(target, lambda to: _compiled(compiler, tier, given, headers, to, name))
 
 
 def _compiled(

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from headrace.backends.cpu.arena import GrowingArena
+from headrace.backends.cpu.gated import GatedPanels
 from headrace.backends.cpu.library import Functions, Kernels, pointer
 from headrace.backends.cpu.panels import PANEL, interleaved
 from headrace.core.errors import CheckpointError
@@ -86,7 +87,8 @@ class GroupedLinear:
         self._linear = kernels.by_type("grouped")
         self._logits = kernels.by_type("grouped_logits")
         self._gated = {
-            op: kernels.by_type(f"grouped_{op.removesuffix('_mul')}") for op in ("silu_mul", "gelu_mul")
+            f"{name}_mul": (kernels.by_type(f"grouped_{name}"), kernels.by_type(f"{name}_sums"))
+            for name in ("silu", "gelu")
         }
         self._sums = kernels.by_type("group_sums")
         self._columns = kernels.by_type("columns")
@@ -137,19 +139,18 @@ class GroupedLinear:
         self, weight: Sequence[GroupedWeight], bias: torch.Tensor | None, op: str
     ) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """Pack gate and up; return their product, gated by `op` in one go. None where they are not alike."""
-        kernel, merged = self._gated.get(op), _merged(weight)
-        if kernel is None or len(merged) != 1:
+        kernels, merged = self._gated.get(op), _merged(weight)
+        if kernels is None or len(merged) != 1:
             return None
-        outputs = merged[0].shape[0] // 2
-        packed = self.prepare([_turned(merged[0])], None if bias is None else interleaved(bias))
-        packed = replace(packed, out_features=outputs)
-
-        def apply(x: torch.Tensor) -> torch.Tensor:
-            y = x.new_empty(x.shape[0], outputs)
-            self._multiply(kernel, x, packed, y)
-            return y
-
-        return apply
+        stacked = self.prepare([_turned(merged[0])], None if bias is None else interleaved(bias))
+        packed = replace(stacked, out_features=merged[0].shape[0] // 2)
+        linear, finish = kernels
+        return GatedPanels(
+            lambda x, y: self._multiply(linear, x, packed, y),
+            lambda x: self.logits(x, stacked),
+            finish,
+            packed.out_features,
+        )
 
     def _multiply(self, kernel: Functions, x: torch.Tensor, packed: _Packed, y: torch.Tensor) -> None:
         for piece in packed.pieces:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from headrace.backends.cpu.build import build_package_kernels, load_kernels
 from headrace.backends.cpu.isa import Tier
 
-__all__ = ["DTYPES", "Functions", "Kernel", "Kernels", "pointer"]
+__all__ = ["DTYPES", "Functions", "Kernel", "KernelLibrary", "Kernels", "pointer"]
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 """Types that kernels compute in, by name."""
@@ -49,6 +50,9 @@ _SIGNATURES = {
     "add_rms_norm": "PPPFRIPP",
     "silu_mul": "PRIP",
     "gelu_mul": "PRIP",
+    "narrow": "PRIP",
+    "silu_sums": "PRIIP",
+    "gelu_sums": "PRIIP",
     "add": "PPRIP",
     "scale": "PFRIP",
     "rotary": "PPRIIIPI",
@@ -59,7 +63,6 @@ _SIGNATURES = {
     "draw": "PIIPPPPPPP",
     "score": "PIIPIPPP",
 }
-"""P: address, I: whole number, R: the number of rows of a step, F: float."""
 
 
 @dataclass(frozen=True)
@@ -72,19 +75,21 @@ class Kernel:
     """Address of the function that takes its arguments as words."""
 
 
-class Kernels:
-    """The shared object of one tier. Its functions let go of Python's lock, and take addresses and element counts."""
+class KernelLibrary:
+    """Kernels of a shared object that `build_kernels` made; they can be recorded (`HR_KERNEL` in words.h).
 
-    def __init__(self, tier: Tier) -> None:
-        self.tier = tier
-        path = build_package_kernels(tier)
+    Its functions let go of Python's lock, and take addresses and element counts.
+
+    signatures: a letter an argument, by the kernel's name. P: address, I: whole number, R: the number of rows of a
+        step, F: float.
+    """
+
+    def __init__(self, path: Path, signatures: Mapping[str, str]) -> None:
         self.numerics = path.parent.name
         """Tier, and hashes of sources and compiler."""
+        self._signatures = signatures
         self._library = load_kernels(path)
         self._given: list[tuple[str, Functions]] = []
-        self.replay: Callable[..., None] = self._library.hr_replay
-        self._library.hr_replay.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-        self._library.hr_replay.restype = None
 
     def by_type(self, name: str) -> Functions:
         """Return a kernel for each type it computes in."""
@@ -99,7 +104,7 @@ class Kernels:
         return self._function(name, f"hr_{name}")
 
     def _function(self, name: str, symbol: str) -> Callable[..., None]:
-        prototype = ctypes.CFUNCTYPE(None, *(_LETTERS[letter] for letter in _SIGNATURES[name]))
+        prototype = ctypes.CFUNCTYPE(None, *(_LETTERS[letter] for letter in self._signatures[name]))
         return prototype(self._address(symbol))
 
     def _address(self, name: str) -> int:
@@ -114,11 +119,22 @@ class Kernels:
             for name, functions in self._given:
                 for dtype, suffix in _SUFFIXES.items():
                     address = self._address(f"hr_{name}_{suffix}_words")
-                    functions[dtype] = partial(note, Kernel(name, _SIGNATURES[name], address))
+                    functions[dtype] = partial(note, Kernel(name, self._signatures[name], address))
             yield
         finally:
             for (_, functions), old in zip(self._given, before, strict=True):
                 functions.update(old)
+
+
+class Kernels(KernelLibrary):
+    """The package's own kernels, for one tier."""
+
+    def __init__(self, tier: Tier) -> None:
+        super().__init__(build_package_kernels(tier), _SIGNATURES)
+        self.tier = tier
+        self.replay: Callable[..., None] = self._library.hr_replay
+        self._library.hr_replay.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+        self._library.hr_replay.restype = None
 
 
 def pointer(tensor: torch.Tensor | None) -> int | None:

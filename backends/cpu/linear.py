@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from headrace.backends.cpu.arena import GrowingArena
+from headrace.backends.cpu.gated import GatedPanels
 from headrace.backends.cpu.library import Functions, Kernels, pointer
 from headrace.backends.cpu.panels import PANEL, interleaved
 
-__all__ = ["PackedLinear"]
+__all__ = ["GatedPanels", "PackedLinear"]
 
 STEP = 32
 """Inputs are padded to a multiple of it."""
@@ -43,7 +44,8 @@ class PackedLinear:
         self._linear = kernels.by_type("linear")
         self._logits = kernels.by_type("logits")
         self._gated = {
-            op: kernels.by_type(f"linear_{op.removesuffix('_mul')}") for op in ("silu_mul", "gelu_mul")
+            f"{name}_mul": (kernels.by_type(f"linear_{name}"), kernels.by_type(f"{name}_sums"))
+            for name in ("silu", "gelu")
         }
         self._rows = kernels.by_type("rows")
 
@@ -74,18 +76,18 @@ class PackedLinear:
         self, weight: torch.Tensor, bias: torch.Tensor | None, op: str
     ) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """Pack a weight [2 · out, in] of gate and up; return its product, gated by `op` in one go."""
-        kernel = self._gated.get(op)
-        if kernel is None:
+        kernels = self._gated.get(op)
+        if kernels is None:
             return None
-        packed = self.prepare(interleaved(weight), None if bias is None else interleaved(bias))
-        packed = replace(packed, out_features=weight.shape[0] // 2)
-
-        def apply(x: torch.Tensor) -> torch.Tensor:
-            y = x.new_empty(x.shape[0], packed.out_features)
-            self._multiply(kernel, x, packed, y)
-            return y
-
-        return apply
+        stacked = self.prepare(interleaved(weight), None if bias is None else interleaved(bias))
+        packed = replace(stacked, out_features=weight.shape[0] // 2)
+        linear, finish = kernels
+        return GatedPanels(
+            lambda x, y: self._multiply(linear, x, packed, y),
+            lambda x: self.logits(x, stacked),
+            finish,
+            packed.out_features,
+        )
 
     def _multiply(self, kernel: Functions, x: torch.Tensor, packed: _Packed, y: torch.Tensor) -> None:
         if packed.padded != packed.in_features:

@@ -36,7 +36,7 @@ class CpuOps:
     @cached_property
     def _ops(self) -> dict[str, Op]:
         functions = _Functions(require(self._opened))
-        names = ("rms_norm", "add_rms_norm", "rotary", "add", "scale", "silu_mul", "gelu_mul")
+        names = ("rms_norm", "add_rms_norm", "rotary", "add", "scale", "silu_mul", "gelu_mul", "narrow")
         found = {name: Op(name, getattr(functions, name), row_invariant=True) for name in names}
         sampling = RowSampling(require(self._opened))
         found |= {name: Op(name, getattr(sampling, name), row_invariant=True) for name in ("draw", "score")}
@@ -75,7 +75,8 @@ class CpuOps:
         """Return what records passes over these ops and `backend`; None where that is another's."""
         if not isinstance(backend, CpuAttention):
             return None
-        return TapeRecorder(require(self._opened), backend.kernels)
+        kernels = require(self._opened)
+        return TapeRecorder(kernels.replay, kernels, backend.kernels)
 
     def linear(self, format: str) -> LinearFormat | None:
         """Return how weights of `format` run, or None."""
@@ -93,6 +94,7 @@ class _Functions:
         self._scale = kernels.by_type("scale")
         self._silu_mul = kernels.by_type("silu_mul")
         self._gelu_mul = kernels.by_type("gelu_mul")
+        self._narrow = kernels.by_type("narrow")
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         y = x.new_empty(x.shape)
@@ -167,4 +169,10 @@ class _Functions:
         rows, size = x.shape
         y = x.new_empty(rows, size // 2)
         self._gelu_mul[x.dtype](x.data_ptr(), rows, size // 2, y.data_ptr())
+        return y
+
+    def narrow(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        rows, size = x.shape
+        y = x.new_empty((rows, size), dtype=dtype)
+        self._narrow[dtype](x.data_ptr(), rows, size, y.data_ptr())
         return y

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch.overrides import TorchFunctionMode
 
-from headrace.backends.cpu.library import Kernel, Kernels
+from headrace.backends.cpu.library import Kernel, KernelLibrary
 from headrace.core.interfaces.graph import RecordError
 
 __all__ = ["Tape", "TapeRecorder"]
@@ -61,11 +61,20 @@ class TapeRecorder:
 
     Parameters
     ----------
+    replay: the C function that calls recorded kernels.
     kernels: of everybody whose calls are to be recorded.
     """
 
-    def __init__(self, *kernels: Kernels) -> None:
+    def __init__(self, replay: Callable[..., None], *kernels: KernelLibrary) -> None:
+        self._replay = replay
         self._kernels = kernels
+
+    def including(self, parts: Sequence[Any]) -> TapeRecorder:
+        """Return one that notes calls of these kernels, too. Raises `RecordError` for what is no `KernelLibrary`."""
+        for part in parts:
+            if not isinstance(part, KernelLibrary):
+                raise RecordError(f"{type(part).__name__} is no library of kernels that could be recorded")
+        return TapeRecorder(self._replay, *self._kernels, *parts)
 
     def record(self, run: Callable[[], Result], num_rows: int) -> tuple[Tape, Result]:
         """Call `run` and note its kernels. Raises `RecordError` where torch is to compute something."""
@@ -76,7 +85,7 @@ class TapeRecorder:
                 recording.enter_context(kernels.instead(calls.note))
             recording.enter_context(_OnlyMemory(pool))
             result = run()
-        return Tape(self._kernels[0].replay, calls.entries, (calls.words, pool)), result
+        return Tape(self._replay, calls.entries, (calls.words, pool)), result
 
 
 class _Calls:

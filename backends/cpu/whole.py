@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from headrace.backends.cpu.arena import GrowingArena
+from headrace.backends.cpu.gated import GatedPanels
 from headrace.backends.cpu.library import Functions, Kernels, pointer
 from headrace.backends.cpu.panels import PANEL, interleaved
 from headrace.core.interfaces.quantization import ChannelWeight
@@ -47,7 +48,8 @@ class WholeLinear:
         self._linear = kernels.by_type("whole")
         self._logits = kernels.by_type("whole_logits")
         self._gated = {
-            op: kernels.by_type(f"whole_{op.removesuffix('_mul')}") for op in ("silu_mul", "gelu_mul")
+            f"{name}_mul": (kernels.by_type(f"whole_{name}"), kernels.by_type(f"{name}_sums"))
+            for name in ("silu", "gelu")
         }
         self._rows = kernels.by_type("whole_rows")
 
@@ -81,21 +83,21 @@ class WholeLinear:
         self, weight: Sequence[ChannelWeight], bias: torch.Tensor | None, op: str
     ) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """Pack gate and up; return their product, gated by `op` in one go."""
-        kernel = self._gated.get(op)
-        if kernel is None:
+        kernels = self._gated.get(op)
+        if kernels is None:
             return None
         codes, scales = _stacked(weight)
-        packed = self._packed(
+        stacked = self._packed(
             interleaved(codes), interleaved(scales), None if bias is None else interleaved(bias)
         )
-        packed = replace(packed, out_features=codes.shape[0] // 2)
-
-        def apply(x: torch.Tensor) -> torch.Tensor:
-            y = x.new_empty(x.shape[0], packed.out_features)
-            self._multiply(kernel, x, packed, y)
-            return y
-
-        return apply
+        packed = replace(stacked, out_features=codes.shape[0] // 2)
+        linear, finish = kernels
+        return GatedPanels(
+            lambda x, y: self._multiply(linear, x, packed, y),
+            lambda x: self.logits(x, stacked),
+            finish,
+            packed.out_features,
+        )
 
     def _multiply(self, kernel: Functions, x: torch.Tensor, packed: _Packed, y: torch.Tensor) -> None:
         rows = x.shape[0]

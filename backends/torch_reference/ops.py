@@ -29,6 +29,7 @@ __all__ = [
     "gelu",
     "gelu_mul",
     "layer_norm",
+    "narrow",
     "rms_norm",
     "rotary",
     "scale",
@@ -110,6 +111,11 @@ def gelu_mul(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(gate, approximate="tanh").mul_(up)
 
 
+def narrow(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x [N, C] float32 -> x in another type."""
+    return x.to(dtype)
+
+
 class DenseLinear:
     """Weights as they are, `[out, in]` in the type of x, multiplied by `torch.nn.functional.linear`."""
 
@@ -142,7 +148,7 @@ class TorchOps:
     name = "torch"
 
     def __init__(self) -> None:
-        exact: tuple[Callable[..., Any], ...] = (embedding, rotary, add, scale)
+        exact: tuple[Callable[..., Any], ...] = (embedding, rotary, add, scale, narrow)
         others: tuple[Callable[..., Any], ...] = (
             rms_norm,
             add_rms_norm,

@@ -66,6 +66,8 @@ from headrace.core.interfaces.runner import (
 )
 from headrace.core.interfaces.scheduling import Constraint, EngineListener, Scheduler, SchedulingPolicy, Wait
 from headrace.core.interfaces.text import InputProcessor, ProcessedInput, Tokenizer
+from headrace.core.interfaces.variants import ModelVariant, ModelVariants
+from headrace.core.interfaces.wrapping import LinearWrapper, Segment, SummedProduct
 
 __all__ = [
     "AttentionBackend",
@@ -101,12 +103,15 @@ __all__ = [
     "KVCacheSpec",
     "Linear",
     "LinearFormat",
+    "LinearWrapper",
     "LogitsProcessor",
     "LogitsRow",
     "Model",
     "ModelBuild",
     "ModelDefinition",
     "ModelSource",
+    "ModelVariant",
+    "ModelVariants",
     "Op",
     "OpSet",
     "Parallel",
@@ -125,8 +130,10 @@ __all__ = [
     "RunnerListener",
     "Scheduler",
     "SchedulingPolicy",
+    "Segment",
     "SelectableProcessor",
     "StepHandle",
+    "SummedProduct",
     "Tokenizer",
     "ToolParser",
     "Vocabulary",

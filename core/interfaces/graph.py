@@ -6,8 +6,8 @@ copied to where the recording found them, and `AttentionBackend.prepare(..., int
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 __all__ = ["Graph", "GraphRecorder", "RecordError"]
 
@@ -36,5 +36,12 @@ class GraphRecorder(Protocol):
 
         Tensors made on the way, results among them, stay where they are and are filled by each `replay`; what they
         hold before the first is not said. Raises `RecordError`.
+        """
+        ...
+
+    def including(self, parts: Sequence[Any]) -> GraphRecorder:
+        """Return one that notes calls of other op sets, too: `parts` are `Op.recorded` of their ops.
+
+        Raises `RecordError` for a part it cannot note.
         """
         ...

@@ -135,6 +135,10 @@ class ModelBuild(Protocol):
         """
         ...
 
+    def embedding(self, name: str, lookup: Embedding, shape: tuple[int, int]) -> Embedding:
+        """Return the lookup in `NAME.weight` of `shape` [V, C] to use: `lookup`, or what plugins put around it."""
+        ...
+
     def attention(self, name: str, spec: AttentionSpec, *, scale: float) -> AttentionLayer:
         """Declare an attention layer: it gets KV memory, and a handle for `ForwardContext.attend`."""
         ...

@@ -16,6 +16,7 @@ A model asks for each op once, when it is built, and calls what it got. Built-in
 `add`              (x [N, C], y [N, C]) -> x + y
 `scale`            (x [N, C], factor) -> x · factor, computed in float32
 `gelu_mul`         (x [N, 2·C]) -> gelu(x[:, :C]) · x[:, C:], with gelu's approximation by tanh
+`narrow`           (x [N, C] float32, dtype) -> x in another type, rounded to nearest
 `linear`           by weight format: a `LinearFormat`, see below
 =================  ============================================================================
 
@@ -56,6 +57,8 @@ class Op:
     fn: Callable[..., Any]
     row_invariant: bool = False
     """A row of the result depends, bit for bit, on that row of the input alone."""
+    recorded: Any = None
+    """For `GraphRecorder.including`, where another set's recorder is to note its calls."""
 
 
 class LinearFormat(Protocol):
@@ -81,7 +84,8 @@ class LinearFormat(Protocol):
         """Return [N, in] -> [N, out]: activation(gate(x)) · up(x) in one go, rounded once.
 
         weight: [2 · out, in] as for `prepare`, the gate's rows first. op: `silu_mul` or `gelu_mul`. None:
-        this format has no such product; it is multiplied, then the op applied.
+        this format has no such product; it is multiplied, then the op applied. One that is a `SummedProduct`, too,
+        keeps its speed where plugins add to products.
         """
         ...
 

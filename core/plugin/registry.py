@@ -24,9 +24,11 @@ if TYPE_CHECKING:
         GrammarBackend,
         InputProcessor,
         KVCacheManager,
+        LinearWrapper,
         LogitsProcessor,
         ModelDefinition,
         ModelSource,
+        ModelVariants,
         OpSet,
         ParserContext,
         Proposer,
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
         SchedulerBuild,
         WorkerContext,
     )
+    from headrace.core.interfaces.wrapping import WrapContext
     from headrace.core.metrics import Metric
 
 __all__ = ["KINDS", "Entry", "Kind", "NameClashError", "Registrar", "Registry", "Room"]
@@ -76,6 +79,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("quantization", "worker", "quantization method", "quantization"),
         Kind("tokenizer", "front", "tokenizer"),
         Kind("input_processor", "front", "input processor"),
+        Kind("model_variants", "front", "variants of the model"),
         Kind("scheduler", "core", "scheduler", "scheduler_name"),
         Kind("scheduling_policy", "core", "scheduling policy", "scheduling_policy"),
         Kind("kv_cache_manager", "core", "KV cache manager", "kv_cache_manager"),
@@ -83,6 +87,7 @@ KINDS: Mapping[str, Kind] = {
         Kind("engine_listener", "core", "engine listener"),
         Kind("executor", "core", "executor", "executor"),
         Kind("runner_listener", "worker", "runner listener"),
+        Kind("linear_wrapper", "worker", "linear wrapper"),
         Kind("logits_processor", "worker", "logits processor"),
         Kind("proposer", "worker", "proposer", "speculative_method"),
         Kind("grammar", "core", "grammar backend", "grammar_backend"),
@@ -232,6 +237,12 @@ class Registrar:
         """Add a link to the chain from prompt to tokens; they run in order of registration."""
         self._add("input_processor", name, factory, override)
 
+    def model_variants(
+        self, name: str, factory: Callable[[FrontContext], ModelVariants], *, override: bool = False
+    ) -> None:
+        """Add names beside the model's own, under which requests get something added."""
+        self._add("model_variants", name, factory, override)
+
     def scheduler(
         self,
         name: str,
@@ -277,6 +288,15 @@ class Registrar:
     ) -> None:
         """Add a runner listener; all are told, in order of registration."""
         self._add("runner_listener", name, factory, override)
+
+    def linear_wrapper(
+        self, name: str, factory: Callable[[WrapContext], LinearWrapper | None], *, override: bool = False
+    ) -> None:
+        """Add what stands around a model's products; the factory returns None where it has nothing to do.
+
+        It is a runner listener as well, and told before those that are nothing else.
+        """
+        self._add("linear_wrapper", name, factory, override)
 
     def logits_processor(
         self,

@@ -20,6 +20,7 @@ BUILTIN = (
     "headrace.plugins.processors",
     "headrace.plugins.speculative",
     "headrace.plugins.quantization",
+    "headrace.plugins.lora",
     "headrace.plugins.engine_metrics",
     "headrace.plugins.pooling",
     "headrace.plugins.structured",

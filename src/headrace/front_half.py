@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from headrace.core.config import EngineConfig
-from headrace.core.interfaces import InputProcessor, Tokenizer
+from headrace.core.interfaces import InputProcessor, ModelVariants, Tokenizer
 from headrace.core.interfaces.build import FrontContext
 from headrace.core.plugin.registry import Registry
 from headrace.generation_defaults import GenerationDefaults
@@ -55,6 +55,8 @@ class FrontHalf:
     """Ids that end an answer, the tokenizer's first."""
     defaults: GenerationDefaults
     """The model's own sampling defaults."""
+    variants: tuple[ModelVariants, ...] = ()
+    """Names beside the model's own."""
 
     @property
     def vocab_size(self) -> int:
@@ -102,6 +104,7 @@ def build_front(
         input_processors=tuple(entry.factory(context) for entry in registry.entries("input_processor")),
         eos_token_ids=eos,
         defaults=generation_defaults(config, facts.generation_config),
+        variants=tuple(entry.factory(context) for entry in registry.entries("model_variants")),
     )
 
 

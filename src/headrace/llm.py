@@ -99,6 +99,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: Sequence[int] | None = None,
+        lora: str | Sequence[str | None] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Continue prompts; text goes to the model as it is.
@@ -106,17 +107,19 @@ class LLM:
         prompts: a text, a list of token ids, `{"prompt": …}` or `{"prompt_token_ids": …}`, or a list of those.
         sampling_params: for all, or one a prompt.
         priority: with the policy `priority`: one number a prompt, smaller is more urgent.
+        lora: the adapter to answer with, for all or one a prompt; None: the model itself.
 
         Returns one output a prompt, in their order. Raises `RequestError` (a `ValueError`) before any compute if one
         prompt or parameter is wrong.
         """
-        return self._run(_as_list(prompts), sampling_params, priority, use_tqdm, is_chat=False)
+        return self._run(_as_list(prompts), sampling_params, priority, use_tqdm, is_chat=False, lora=lora)
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora: str | Sequence[str | None] | None = None,
         use_tqdm: bool = True,
         **template_options: Any,
     ) -> list[RequestOutput]:
@@ -129,7 +132,7 @@ class LLM:
             self._template.render(conversation, **template_options)
             for conversation in _conversations(messages)
         ]
-        return self._run(texts, _chat_params(sampling_params), None, use_tqdm, is_chat=True)
+        return self._run(texts, _chat_params(sampling_params), None, use_tqdm, is_chat=True, lora=lora)
 
     def beam_search(
         self, prompts: Any, params: BeamSearchParams, *, use_tqdm: bool = True
@@ -189,11 +192,14 @@ class LLM:
         use_tqdm: bool,
         *,
         is_chat: bool,
+        lora: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         client = self.client
         params = _one_each(sampling_params, len(prompts), "sampling_params") or [SamplingParams()] * len(
             prompts
         )
+        if lora is not None:
+            params = _with_adapters(params, [lora] * len(prompts) if isinstance(lora, str) else lora)
         urgency = _one_each(priority, len(prompts), "priority") or [0] * len(prompts)
         prepared: list[Prepared] = []
         for index, prompt in enumerate(prompts):
@@ -298,6 +304,15 @@ def _one_each(value: Any, count: int, name: str) -> list[Any] | None:
             )
         return list(value)
     return [value] * count
+
+
+def _with_adapters(params: list[SamplingParams], names: Sequence[str | None]) -> list[SamplingParams]:
+    """Return parameters that name the adapters, one each."""
+    adapters = _one_each(names, len(params), "lora") or []
+    return [
+        each if name is None else each.model_copy(update={"lora": name})
+        for each, name in zip(params, adapters, strict=True)
+    ]
 
 
 def _start_client(started: Started) -> EngineClient:

@@ -11,7 +11,7 @@ import pytest
 from headrace.backends.cpu import build
 from headrace.backends.cpu.compiler import find_compiler
 from headrace.backends.cpu.isa import TIERS, supported_tiers
-from headrace.cli import main
+from headrace.cli import kernels, main
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler here")
 
@@ -43,7 +43,23 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     source.write_text('extern "C" int one() { return 1; }\n')
     monkeypatch.setattr(build, "kernel_sources", lambda: [source])
     monkeypatch.setattr(build, "kernel_headers", list)
+    monkeypatch.setattr(kernels, "PLUGINS", ())
     return source
+
+
+@needs_compiler
+def test_kernels_of_plugins_are_built_with_them(
+    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headrace.plugins.lora.kernels import KERNELS, kernel_sources
+
+    tier = supported_tiers()[0]
+    lines = call("kernels", "build", "--output", str(tmp_path / "image")).splitlines()
+    assert [Path(line.split("\t")[1]).stem for line in lines] == ["headrace_cpu", KERNELS]
+    monkeypatch.setenv("HEADRACE_KERNELS", str(tmp_path / "image"))
+    monkeypatch.setenv("PATH", "")
+    found = build.build_kernels(kernel_sources(), tier, name=KERNELS, headers=build.kernel_headers())
+    assert str(found) in lines[1]
 
 
 @needs_compiler

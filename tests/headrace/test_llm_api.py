@@ -310,8 +310,11 @@ def test_plugins_that_are_not_essential_can_be_switched_off_one_at_a_time() -> N
         "bad_words",
         "processors",
         "speculative",
+        "lora",
         "structured",
         "llguidance",
+        "reasoning",
+        "tools",
     }
     for name in sorted(optional):
         llm = LLM("smollm2", max_model_len=64, disable_plugins=[name], show_report=False)

@@ -17,6 +17,7 @@ from headrace.testing.serving import serving
 PAGES = (
     "docs/batch.md",
     "docs/cpu.md",
+    "docs/lora.md",
     "docs/metrics.md",
     "docs/performance.md",
     "docs/plugins.md",

@@ -120,6 +120,9 @@ class DenseBuild:
         weight = self.weights.take(f"{name}.weight", (vocab_size, hidden_size))
         return lambda ids: F.embedding(ids, weight), DenseLinear(weight, None)
 
+    def embedding(self, name: str, lookup: Embedding, shape: tuple[int, int]) -> Embedding:
+        return lookup
+
     def attention(self, name: str, spec: AttentionSpec, *, scale: float) -> AttentionLayer:
         layer = AttentionLayer(
             name,

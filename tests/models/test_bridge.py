@@ -136,6 +136,9 @@ class Build:
         assert weight.shape == (vocab_size, hidden_size)
         return lambda ids: F.embedding(ids, weight), Product(weight)
 
+    def embedding(self, name: str, lookup: Embedding, shape: tuple[int, int]) -> Embedding:
+        return lookup
+
     def attention(self, name: str, spec: AttentionSpec, *, scale: float) -> AttentionLayer:
         layer = AttentionLayer(
             name, spec.num_heads, spec.num_kv_heads, spec.head_dim, scale, spec.window, spec.soft_cap

@@ -121,6 +121,24 @@ void gated(const T* x, int64_t m, int64_t c, T* y) {
         });
 }
 
+template <typename T>
+void narrow(const float* x, int64_t m, int64_t c, T* y) {
+#pragma omp for
+    for (int64_t r = 0; r < m; ++r)
+        each_vector(c, [&](int64_t i, auto whole, int n) { put(y + r * c + i, take(x + r * c + i, whole, n), whole, n); });
+}
+
+// What the products of linear.cpp make of the sums of a gate: in turns 16 of it and 16 of what is gated.
+template <V16 (*F)(V16), typename T>
+void gated_sums(const float* x, int64_t m, int64_t ldx, int64_t c, T* y) {
+#pragma omp for
+    for (int64_t r = 0; r < m; ++r)
+        each_vector(c, [&](int64_t i, auto whole, int n) {
+            const float* gate = x + r * ldx + 2 * i;
+            put(y + r * c + i, F(load(gate)) * load(gate + kLanes), whole, n);
+        });
+}
+
 // x [m, heads, d], rows `stride` elements apart, turned in place; table [., 2 * half]: cosines, then sines.
 template <typename T>
 void rotary(const int64_t* positions, T* x, int64_t m, int64_t heads, int64_t d, int64_t stride, const float* table,
@@ -150,6 +168,9 @@ void rotary(const int64_t* positions, T* x, int64_t m, int64_t heads, int64_t d,
     HR_KERNEL(scale_##suffix, headrace::scale<T>)                                \
     HR_KERNEL(silu_mul_##suffix, headrace::gated<headrace::silu, T>)             \
     HR_KERNEL(gelu_mul_##suffix, headrace::gated<headrace::gelu_tanh, T>)        \
+    HR_KERNEL(narrow_##suffix, headrace::narrow<T>)                              \
+    HR_KERNEL(silu_sums_##suffix, headrace::gated_sums<headrace::silu, T>)       \
+    HR_KERNEL(gelu_sums_##suffix, headrace::gated_sums<headrace::gelu_tanh, T>)  \
     HR_KERNEL(rotary_##suffix, headrace::rotary<T>)
 
 HR_OPS(headrace::bf16, bf16)

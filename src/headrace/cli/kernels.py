@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -11,16 +12,22 @@ from typing import Annotated, Any
 import typer
 
 from headrace.backends.cpu.build import (
+    PACKAGE_KERNELS,
     PREBUILT_VARIABLE,
     KernelBuildError,
+    build_kernels,
     build_package_kernels,
+    kernel_headers,
     kernels_folder,
     prebuild_kernels,
     prebuilt_folders,
 )
 from headrace.backends.cpu.isa import ISA_VARIABLE, TIERS, Tier, choose_tier, tier_named
 
-__all__ = ["build_command", "list_kernels"]
+__all__ = ["PLUGINS", "build_command", "list_kernels"]
+
+PLUGINS = ("headrace.plugins.lora.kernels",)
+"""Modules of built-in plugins that tell of kernels of their own."""
 
 
 def build_command(
@@ -45,6 +52,13 @@ def build_command(
     for each in _tiers(tier or []):
         path = build_package_kernels(each) if output is None else _prebuilt(each, output)
         sys.stdout.write(f"{each.name}\t{path}\n")
+        for module in map(importlib.import_module, PLUGINS):
+            sources, name = module.kernel_sources(), module.KERNELS
+            if output is None:
+                path = build_kernels(sources, each, name=name, headers=kernel_headers())
+            else:
+                path = _prebuilt(each, output, sources, name)
+            sys.stdout.write(f"{each.name}\t{path}\n")
 
 
 def _tiers(names: list[str]) -> list[Tier]:
@@ -58,9 +72,11 @@ def _tiers(names: list[str]) -> list[Tier]:
     return [best]
 
 
-def _prebuilt(tier: Tier, folder: Path) -> Path:
+def _prebuilt(
+    tier: Tier, folder: Path, sources: list[Path] | None = None, name: str = PACKAGE_KERNELS
+) -> Path:
     try:
-        return prebuild_kernels(tier, folder.absolute())
+        return prebuild_kernels(tier, folder.absolute(), sources, name=name)
     except OSError as error:
         raise KernelBuildError(f"--output {folder} cannot be written: {error.strerror or error}") from error
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from headrace.async_llm import AsyncLLM
 from headrace.beams import BeamRequest, BeamSearchParams
 from headrace.core.errors import HeadraceError, RequestError
-from headrace.core.interfaces import ParserContext
+from headrace.core.interfaces import ModelVariant, ParserContext
 from headrace.core.sampling_params import SamplingParams
 from headrace.front_half import FrontHalf
 from headrace.frontend import Prepared
@@ -50,6 +50,9 @@ CHAT = "/v1/chat/completions"
 TRACEPARENT = "traceparent"
 """A header's name, and that of the request option which a tracing plugin brings."""
 _TRACE = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+MAX_TOLD = 20
+"""So many names of models are told to who asks for one that is not there."""
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -105,14 +108,26 @@ class ComputeRoutes:
         """Return what an answer calls the model. Raises `ApiError` 404 for a name it does not have."""
         if not name:
             return self.names[0]
-        if name not in self.names:
+        if name not in self.names and self.variant(name) is None:
+            there = [*self.names, *(variant.name for variant in self.variants())]
             raise ApiError(
                 404,
-                f"there is no model {short(name)}; there are: {', '.join(self.names)}",
+                f"there is no model {short(name)}; there are: {', '.join(there[:MAX_TOLD])}",
                 param="model",
                 code="model_not_found",
             )
         return name
+
+    def variants(self) -> list[ModelVariant]:
+        """What may be called for beside the model itself."""
+        return [variant for each in self._engine.front.variants for variant in each.all()]
+
+    def variant(self, name: str) -> ModelVariant | None:
+        """Return what a name beside the model's own stands for; None: nobody has it."""
+        if name in self.names:
+            return None
+        found = (each.find(name) for each in self._engine.front.variants)
+        return next((variant for variant in found if variant is not None), None)
 
     def read_plain(self, model: type[B], data: Mapping[str, Any]) -> tuple[B, dict[str, str]]:
         """Return the checked body of a route that asks nothing of the engine, and headers for its answer."""
@@ -245,7 +260,9 @@ class ComputeRoutes:
         fields = known.sort(data)
         body = _check_body(model, fields.own)
         assert isinstance(body, Body)
-        self.check_model(body.model)
+        variant = self.variant(self.check_model(body.model))
+        if variant is not None:
+            fields.sampling.update(variant.options)
         if body.stream_options is not None:
             if not body.stream:
                 raise ApiError(400, "stream_options needs stream: true", param="stream_options")

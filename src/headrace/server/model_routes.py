@@ -27,15 +27,21 @@ def add_model_routes(app: FastAPI, engine: AsyncLLM, compute: ComputeRoutes) -> 
     created = int(time.time())
 
     def model(name: str) -> Model:
+        variant = compute.variant(name)
         return Model(
-            id=name, created=created, root=engine.config.model, max_model_len=engine.front.max_model_len
+            id=name,
+            created=created,
+            root=engine.config.model if variant is None else variant.root,
+            parent=None if variant is None else compute.names[0],
+            max_model_len=engine.front.max_model_len,
         )
 
     @app.get("/v1/models", tags=["models"], responses=answers(ModelList, 401, 503))
     async def models() -> Response:
         """The names that the model answers to."""
         compute.check_there()
-        return json_response(ModelList([model(name) for name in compute.names]))
+        names = [*compute.names, *(variant.name for variant in compute.variants())]
+        return json_response(ModelList([model(name) for name in names]))
 
     @app.get("/v1/models/{name:path}", tags=["models"], responses=answers(Model, 401, 404, 503))
     async def one(name: str) -> Response:

@@ -17,7 +17,8 @@ from unittest import SkipTest
 
 import torch
 
-from headrace.core.interfaces import ChannelWeight, Op, OpSet
+from headrace.core.interfaces import ChannelWeight, Op, OpSet, SummedProduct
+from headrace.core.interfaces.wrapping import BLOCK
 from headrace.testing.compare import ROWS, check_close
 from headrace.testing.invariance import prove_rows_invariant
 from headrace.testing.quantized import check_grouped, check_w8a8, grouped_weights, prove_quantized_rows
@@ -37,6 +38,7 @@ ARGUMENTS = {
     "gelu_mul": 1,
     "add": 2,
     "scale": 2,
+    "narrow": 2,
     "draw": 7,
     "score": 3,
 }
@@ -164,6 +166,40 @@ class OpSetSuite:
                 what = f"gated linear {op} {dtype} -> {outputs}, bias {given is not None}"
                 _check(got.dtype == x.dtype, f"{what}: dtype {got.dtype}")
                 check_close(got, right, TOLERANCES[dtype], what)
+
+    def test_narrow(self) -> None:
+        """Sums in the types that are computed in, rounded to nearest."""
+        op = self.make().get("narrow")
+        if op is None:
+            raise SkipTest("the op set has no narrow")
+        for dtype, width in itertools.product(self._dtypes(), self.widths):
+            x = self._draw("float32", 33, width)
+            got = op.fn(x, getattr(torch, dtype))
+            _check(torch.equal(got, x.to(getattr(torch, dtype))), f"narrow {dtype} [33, {width}]")
+
+    def test_sums_of_a_gated_linear(self) -> None:
+        """Bit by bit: what is finished from sums is what comes at once, and sums lie where segments say."""
+        format = self.make().linear("dense")
+        if format is None:
+            raise SkipTest("the op set has no linear format 'dense'")
+        for dtype, op, outputs in itertools.product(self._dtypes(), ("silu_mul", "gelu_mul"), (192, 40, 7)):
+            x, weight, bias = self._linear_inputs(dtype, 33, 96, 2 * outputs)
+            for given in (None, bias):
+                gated = format.gated(weight, given, op)
+                if not isinstance(gated, SummedProduct):
+                    raise SkipTest(f"the format's product gated by {op} has no sums")
+                what = f"gated linear {op} {dtype} -> {outputs}, bias {given is not None}"
+                sums = gated.sums(x)
+                right = REFERENCE_OPS["linear"](x, weight, given)
+                for segment in gated.segments:
+                    index = torch.arange(segment.end - segment.start)
+                    columns = segment.first + index // BLOCK * segment.step + index % BLOCK
+                    part = right[:, segment.start : segment.end]
+                    check_close(sums[:, columns], part, TOLERANCES["float32"], f"sums, {what}")
+                _check(
+                    torch.equal(gated.finish(sums, x.dtype), gated(x)),
+                    f"{what}: finish(sums(x), x.dtype) is another result",
+                )
 
     def test_grouped_linear(self) -> None:
         """`grouped` weights: their numbers exactly, products, stacks of many kinds, and gated products."""

@@ -95,6 +95,8 @@ class AsyncLLM:
 
         Raises `EngineError` where it is gone before that.
         """
+        # Until it answers nothing is taken in: a request would be noted with the parts that are about to go.
+        self._parts = None
         if self._connection is not None:
             await self._connection.close()
         self._num_connections += 1

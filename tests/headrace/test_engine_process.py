@@ -22,6 +22,7 @@ import pytest
 from headrace import LLM, AsyncLLM, SamplingParams, hookimpl
 from headrace.core.errors import ConfigError, EngineError, PluginCallError, RequestError
 from headrace.process.client import ProcessClient
+from headrace.process.connection import CoreConnection
 
 PROMPTS = [[1, 2, 3], [9, 8, 7, 6, 5], list(range(40)), [4]]
 DRAWN = SamplingParams(max_tokens=24, temperature=0.9, seed=5, ignore_eos=True, logprobs=2, prompt_logprobs=1)
@@ -335,3 +336,33 @@ def test_a_killed_engine_fails_every_open_request_at_once(tiny: str) -> None:
     before = sockets()
     asyncio.run(work())
     assert sockets() == before
+
+
+def test_a_request_that_comes_while_an_engine_takes_anothers_place_is_told_so(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was noted with what belonged to the engine before, and its answer came to nobody."""
+
+    async def main() -> None:
+        async with await AsyncLLM.start(tiny, engine_process=False, show_report=False) as llm:
+            hello, answered = CoreConnection.hello, asyncio.Event()
+
+            async def late(connection: CoreConnection) -> Any:
+                ready = await hello(connection)
+                await answered.wait()
+                return ready
+
+            monkeypatch.setattr(CoreConnection, "hello", late)
+            request = await llm.prepare([5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True))
+            connecting = asyncio.create_task(llm.connect("inproc://headrace-core"))
+            await asyncio.sleep(0.05)
+            assert "still starting" in str(llm.lost)
+            with pytest.raises(EngineError, match="still starting"):
+                llm.submit(request)
+            answered.set()
+            await connecting
+            assert llm.lost is None
+            output = await last(llm, [5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True))
+            assert len(output.outputs[0].token_ids) == 3
+
+    asyncio.run(main())

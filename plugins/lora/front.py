@@ -10,7 +10,7 @@ from headrace.core.errors import RequestError, nearest
 from headrace.core.interfaces import ModelVariant, ProcessedInput
 from headrace.core.interfaces.build import FrontContext
 from headrace.core.request import BlockKey
-from headrace.plugins.lora.files import check_root, digest_of, stamp
+from headrace.plugins.lora.location import check_root, digest_of, stamp
 from headrace.plugins.lora.options import LORA, AdapterRef, LoraSection
 
 __all__ = ["LoraFront"]

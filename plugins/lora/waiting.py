@@ -16,7 +16,7 @@ from headrace.core.interfaces.build import CoreContext
 from headrace.core.plan import StepPlan
 from headrace.core.request import Request, RequestState
 from headrace.plugins.lora.adapter import Adapter
-from headrace.plugins.lora.files import AdapterMissingError, check_root
+from headrace.plugins.lora.location import AdapterMissingError, check_root
 from headrace.plugins.lora.options import LORA, AdapterRef, LoraSection
 from headrace.plugins.lora.store import AdapterStore
 

@@ -21,6 +21,7 @@ PAGES = (
     "docs/metrics.md",
     "docs/performance.md",
     "docs/plugins.md",
+    "docs/quantization.md",
     "docs/sampling.md",
     "docs/scheduling.md",
     "docs/serving.md",

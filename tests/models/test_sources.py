@@ -276,7 +276,7 @@ def test_names(wheels: Path, tmp_path: Path, models_registry: Any, monkeypatch: 
     [
         (
             "smolm2",
-            "did you mean 'smollm2'.*no alias .smollm2, gemma3-270m, minilm.*no source .path:, pypi:",
+            "did you mean 'smollm2'.*no alias .smollm2, smollm2-q4, gemma3-270m, minilm.*no source .path:, pypi:",
         ),
         ("pyppi:a==1/b", "did you mean 'pypi'"),
         ("/no/such/file.gguf", "no model is called '/no/such/file.gguf'.*option is model"),

@@ -15,7 +15,8 @@ from headrace import LLM, SamplingParams
 from headrace.core.errors import ConfigError, RequestError
 from headrace.core.interfaces.wrapping import Segment
 from headrace.plugins.lora.adapter import Adapter, pack_adapter
-from headrace.plugins.lora.files import AdapterMissingError, check_root, digest_of, read_files, stamp
+from headrace.plugins.lora.files import read_files
+from headrace.plugins.lora.location import AdapterMissingError, check_root, digest_of, stamp
 from headrace.plugins.lora.modules import Targets
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)

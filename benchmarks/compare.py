@@ -70,6 +70,7 @@ def vllm_environment(venv: Path) -> dict[str, str]:
 
 ENGINES = (
     Engine("headrace", "run_headrace.py", "smollm2"),
+    Engine("headrace-packed", "run_headrace_packed.py", "smollm2-q4"),
     Engine("vllm", "run_vllm.py", MODEL_FOLDER, "vllm", vllm_environment),
     Engine("vllm-defaults", "run_vllm.py", MODEL_FOLDER, "vllm"),
     Engine("openvino", "run_openvino.py", MODEL_FILE, "openvino"),

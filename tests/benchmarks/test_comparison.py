@@ -100,7 +100,9 @@ def test_names(script: Script) -> None:
     compare = script("compare")
     assert compare.selected(None)[:2] == ["floor", "headrace"]
     assert compare.selected("floor, vllm") == ["floor", "vllm"]
-    with pytest.raises(ValueError, match="there is no torch; there are: floor, headrace, vllm"):
+    with pytest.raises(
+        ValueError, match="there is no torch; there are: floor, headrace, headrace-packed, vllm"
+    ):
         compare.selected("torch")
 
 

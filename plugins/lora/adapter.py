@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from headrace.backends.cpu.arena import Arena
 from headrace.core.errors import RequestError, nearest
 from headrace.core.interfaces.wrapping import BLOCK
 from headrace.plugins.lora.config import PeftConfig, read_config
@@ -80,12 +81,24 @@ def pack_adapter(files: AdapterFiles, targets: Targets, dtype: torch.dtype, max_
         a, b = _checked(where, module, pair, target, config, max_rank)
         _fill(packed, target, a, b.float() * config.factor_of(module), dtype)
     line = np.zeros(targets.line, dtype=np.int64)
-    nbytes = 0
+    nbytes = _put_together(list(products.values()))
     for index, packed in products.items():
         product = targets.products[index]
         line[product.offset : product.offset + product.width] = _entries(packed)
-        nbytes += sum(tensor.nbytes for tensor in (*packed.a, *packed.b) if tensor is not None)
     return Adapter(files.digest, products, line, nbytes)
+
+
+def _put_together(products: Sequence[Packed]) -> int:
+    """Move matrices into large pages, in the order they are read; return their bytes.
+
+    Every step reads those of all its adapters, once.
+    """
+    places = [(half, i) for packed in products for half in (packed.a, packed.b) for i in range(len(half))]
+    tensors = [(half, i, tensor) for half, i in places if (tensor := half[i]) is not None]
+    arena = Arena(sum(Arena.bytes_for(tensor.shape, tensor.dtype) for _, _, tensor in tensors))
+    for half, i, tensor in tensors:
+        half[i] = arena.empty(tensor.shape, tensor.dtype).copy_(tensor)
+    return sum(tensor.nbytes for _, _, tensor in tensors)
 
 
 def _pairs(files: AdapterFiles, targets: Targets) -> dict[str, _Pair]:

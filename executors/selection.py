@@ -60,7 +60,7 @@ def choose_attention(
     told = "; ".join(f"{name}: {', '.join(reasons)}" for name, reasons in refused.items())
     raise ConfigError(
         f"no attention backend can serve this model on {device}. {told or 'None is registered'}. The option is "
-        "attention_backend.",
+        "attention_backend; for the KV dtype, kv_cache_dtype.",
         option="attention_backend",
     )
 

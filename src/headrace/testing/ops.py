@@ -18,12 +18,12 @@ from unittest import SkipTest
 import torch
 
 from headrace.core.interfaces import ChannelWeight, Op, OpSet, SummedProduct
-from headrace.core.interfaces.wrapping import BLOCK
 from headrace.testing.compare import ROWS, check_close
 from headrace.testing.invariance import prove_rows_invariant
 from headrace.testing.quantized import check_grouped, check_w8a8, grouped_weights, prove_quantized_rows
 from headrace.testing.reference import REFERENCE_OPS
 from headrace.testing.sampling import check_draws, check_scores
+from headrace.testing.sums import check_sums
 
 __all__ = ["OpSetSuite"]
 
@@ -188,18 +188,9 @@ class OpSetSuite:
                 gated = format.gated(weight, given, op)
                 if not isinstance(gated, SummedProduct):
                     raise SkipTest(f"the format's product gated by {op} has no sums")
-                what = f"gated linear {op} {dtype} -> {outputs}, bias {given is not None}"
-                sums = gated.sums(x)
                 right = REFERENCE_OPS["linear"](x, weight, given)
-                for segment in gated.segments:
-                    index = torch.arange(segment.end - segment.start)
-                    columns = segment.first + index // BLOCK * segment.step + index % BLOCK
-                    part = right[:, segment.start : segment.end]
-                    check_close(sums[:, columns], part, TOLERANCES["float32"], f"sums, {what}")
-                _check(
-                    torch.equal(gated.finish(sums, x.dtype), gated(x)),
-                    f"{what}: finish(sums(x), x.dtype) is another result",
-                )
+                what = f"gated linear {op} {dtype} -> {outputs}, bias {given is not None}"
+                check_sums(gated, x, right, TOLERANCES["float32"], what)
 
     def test_grouped_linear(self) -> None:
         """`grouped` weights: their numbers exactly, products, stacks of many kinds, and gated products."""

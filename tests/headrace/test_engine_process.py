@@ -23,6 +23,7 @@ from headrace import LLM, AsyncLLM, SamplingParams, hookimpl
 from headrace.core.errors import ConfigError, EngineError, PluginCallError, RequestError
 from headrace.process.client import ProcessClient
 from headrace.process.connection import CoreConnection
+from headrace.process.hosts import ThreadHost
 
 PROMPTS = [[1, 2, 3], [9, 8, 7, 6, 5], list(range(40)), [4]]
 DRAWN = SamplingParams(max_tokens=24, temperature=0.9, seed=5, ignore_eos=True, logprobs=2, prompt_logprobs=1)
@@ -364,5 +365,20 @@ def test_a_request_that_comes_while_an_engine_takes_anothers_place_is_told_so(
             assert llm.lost is None
             output = await last(llm, [5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True))
             assert len(output.outputs[0].token_ids) == 3
+
+    asyncio.run(main())
+
+
+def test_a_thread_that_has_ended_already_can_be_stopped(tiny: str) -> None:
+    """Its loop may end at any moment: of itself, or between being told and being woken."""
+
+    async def main() -> None:
+        llm = await AsyncLLM.start(tiny, engine_process=False, show_report=False)
+        host = llm._host
+        assert isinstance(host, ThreadHost)
+        host._server.stop()
+        await asyncio.to_thread(host._thread.join, 30)
+        assert not host._thread.is_alive()
+        await llm.shutdown()
 
     asyncio.run(main())

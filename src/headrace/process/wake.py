@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 
 import zmq
 
@@ -20,11 +21,15 @@ class SocketWake:
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(self._read, zmq.POLLIN)
+        self._closing = threading.Lock()
+        """Held while the pipe is written and while it is closed: its number may be another file's right after."""
+        self._closed = False
 
     def set(self) -> None:
-        """Wake the loop."""
-        with contextlib.suppress(BlockingIOError):  # a full pipe wakes it as well
-            os.write(self._write, b"\0")
+        """Wake the loop; once it has ended, nothing happens."""
+        with self._closing, contextlib.suppress(BlockingIOError):  # a full pipe wakes it as well
+            if not self._closed:
+                os.write(self._write, b"\0")
 
     def wait(self, timeout: float | None) -> bool:
         """Sleep until woken, at most `timeout` seconds; None: for ever."""
@@ -37,6 +42,10 @@ class SocketWake:
                 pass
 
     def close(self) -> None:
-        """Close the pipe."""
-        os.close(self._read)
-        os.close(self._write)
+        """Close the pipe; may be called twice."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            os.close(self._read)
+            os.close(self._write)

@@ -10,6 +10,7 @@ import torch
 
 from headrace.core.interfaces import LogitsRow
 from headrace.core.logprobs import LogprobsMode, TokenLogprobs
+from headrace.core.sampling_params import SamplingParams
 from headrace.executors.candidates import drawn_from
 from headrace.executors.scoring import Score, token_logprobs, without_totals
 
@@ -43,7 +44,7 @@ class LogprobsReport:
         self, rows: Sequence[LogitsRow], logits: torch.Tensor, changes: Callable[[str], bool]
     ) -> RawLogits:
         """Keep the rows of `logits` [S, V] that raw values are asked of. changes: whether a request's may change."""
-        asking = [i for i, row in enumerate(rows) if self._asks(row, "raw")]
+        asking = [i for i, row in enumerate(rows) if self.asks(row.params, "raw")]
         if len(asking) == len(rows) and not any(changes(row.request_id) for row in rows):
             return RawLogits(asking, logits)
         return RawLogits(asking, logits[asking])  # a copy
@@ -53,14 +54,15 @@ class LogprobsReport:
     ) -> dict[int, TokenLogprobs]:
         """Return, by row, what is told of `tokens` [S]; those below 0 failed. logits: [S, V], as tokens are drawn."""
         found = self._score(rows, raw.indices, raw.logits, tokens)
-        processed = [i for i, row in enumerate(rows) if tokens[i] >= 0 and self._asks(row, "processed")]
+        processed = [i for i, row in enumerate(rows) if tokens[i] >= 0 and self.asks(row.params, "processed")]
         if processed:
             own = np.stack([drawn_from(logits[i].numpy(), rows[i].params) for i in processed])
             found |= self._score(rows, processed, torch.from_numpy(own), tokens)
         return found
 
-    def _asks(self, row: LogitsRow, stage: str) -> bool:
-        return row.params.logprobs is not None and (row.params.logprobs_mode or self._mode).startswith(stage)
+    def asks(self, params: SamplingParams, stage: str) -> bool:
+        """Whether a request is told of logits "raw" or "processed"."""
+        return params.logprobs is not None and (params.logprobs_mode or self._mode).startswith(stage)
 
     def _score(
         self, rows: Sequence[LogitsRow], indices: list[int], logits: torch.Tensor, tokens: Sequence[int]

@@ -231,6 +231,7 @@ class ModelRunner:
                     self._batch.tokens(state, int(start + count)),  # type: ignore[arg-type]
                     len(state.drafts),
                     self._batch.block_ids(state),
+                    self._drawn_first(state),
                 )
                 for state, start, count in zip(inputs.states, inputs.starts, inputs.counts, strict=True)
             ]
@@ -264,6 +265,7 @@ class ModelRunner:
                         state.num_tokens,
                         state.drafts[place] if told else None,
                         judged[place] if told else None,
+                        self._drawn_first(state),
                     )
                 )
             spans.append((first, len(rows)))
@@ -272,6 +274,9 @@ class ModelRunner:
             part = slice(first, first + LOGITS_ROWS)
             sampled += self._sampler.sample(rows[part], self._logits(hidden, indices[part]))
         return [sampled[first:last] for first, last in spans]
+
+    def _drawn_first(self, state: RowState) -> bool:
+        return not state.drafts and self._sampler.draws_first(state.request_id)
 
     def _logits(self, hidden: torch.Tensor, rows: list[int]) -> torch.Tensor:
         """Make logits of rows of the step."""

@@ -11,14 +11,19 @@ In order, for the rows of one slice:
    (or, where rejection sampling was chosen, the judgement of a draft);
 6. log-probabilities of what was drawn: of the model, or of what the token was drawn from.
 
+A row whose token is that of the largest score, whichever others are forbidden, is drawn before step 3: at temperature
+0, or with nothing but a temperature, without processors and without log-probabilities of what is drawn from. Step 3
+is for those of them alone whose token a listener refuses (`on_drawn`); these are drawn again.
+
 A row is worked on alone, by one thread, so its token depends on nothing else in the batch. Logits are looked at on
 the host: a slice on another device is copied once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +34,7 @@ from headrace.core.errors import PluginCallError, RequestError
 from headrace.core.interfaces import LogitsProcessor, LogitsRow, ProcessorFactory, RunnerListener
 from headrace.core.logprobs import LogprobsMode, TokenLogprobs
 from headrace.core.plan import NewRequest
+from headrace.core.sampling_params import SamplingParams
 from headrace.executors.drawing import Draw, Drawing
 from headrace.executors.logprobs import LogprobsReport
 from headrace.executors.rejection import accept_or_recover
@@ -76,7 +82,7 @@ class Sampler:
     Parameters
     ----------
     processors: (name, factory, plugin) of the registered logits processors, in order.
-    listeners: runner listeners, in order; only their `on_logits` is called here.
+    listeners: runner listeners, in order; only their `on_logits` and `on_drawn` are called here.
     vocab_size: V.
     ops: of the op set in use.
     logprobs_mode: for requests that do not choose one.
@@ -98,8 +104,13 @@ class Sampler:
         self._listeners = [
             listener for listener in listeners if type(listener).on_logits is not RunnerListener.on_logits
         ]
+        self._all_judge = bool(self._listeners) and all(
+            type(listener).on_drawn is not RunnerListener.on_drawn for listener in self._listeners
+        )
         self._vocab_size = vocab_size
         self._processors: dict[str, list[_Processor]] = {}
+        self._first: set[str] = set()
+        """Requests whose tokens are drawn before anything is forbidden."""
 
     def add(self, request: NewRequest) -> None:
         """A request came: make its processors.
@@ -124,10 +135,19 @@ class Sampler:
                 made.append(_Processor(name, plugin, fn))
         if made:
             self._processors[request.request_id] = made
+        elif (
+            self._all_judge and _largest_score_decides(params) and not self._report.asks(params, "processed")
+        ):
+            self._first.add(request.request_id)
 
     def remove(self, request_id: str) -> None:
         """A request left; unknown ones are no error."""
         self._processors.pop(request_id, None)
+        self._first.discard(request_id)
+
+    def draws_first(self, request_id: str) -> bool:
+        """Whether a request's tokens may be drawn before listeners forbid any."""
+        return request_id in self._first
 
     def sample(self, rows: Sequence[LogitsRow], logits: torch.Tensor) -> list[Sampled]:
         """Draw a token for each of `rows` from its row of `logits` [S, V] float32, S ≤ 64, changed in place.
@@ -140,28 +160,19 @@ class Sampler:
         best = _best(logits)
         errors = [None if value < math.inf else _DAMAGED for value in best.values.tolist()]
         raw = self._report.set_aside(rows, logits, self._changes)
-        if self._tell(rows, logits):
+        if self._tell(rows, logits, [i for i, row in enumerate(rows) if not row.drawn_first]):
             best = _best(logits)
         for i, row in enumerate(rows):
             if row.request_id in self._processors and errors[i] is None:
                 errors[i] = self._process(row, logits[i], i, best)
-        draws: list[Draw] = []
-        judged: dict[int, int] = {}
-        for i, (row, value) in enumerate(zip(rows, best.values.tolist(), strict=True)):
-            errors[i] = errors[i] or _unusable(value)
-            seed = row.params.seed
-            if errors[i] is None and row.params.temperature > 0:
-                if seed is None:
-                    errors[i] = "this request samples but has no seed"
-                elif row.draft is None or row.draft_distribution is None:
-                    draws.append(Draw(i, row.params, seed, row.position))
-                else:
-                    judged[i] = accept_or_recover(
-                        logits[i].numpy(), row.params, seed, row.position, row.draft, row.draft_distribution
-                    )
-        tokens = [-1 if error else one for error, one in zip(errors, best.ids.tolist(), strict=True)]
-        for i, token in (*self._drawing.tokens(draws, logits, best.ids), *judged.items()):
-            tokens[i] = token
+        tokens = [-1] * len(rows)
+        self._draw(range(len(rows)), rows, logits, best, tokens, errors)
+        first = [i for i, row in enumerate(rows) if row.drawn_first and errors[i] is None]
+        refused = self._refused(rows, tokens, first) if first else []
+        if refused and self._tell(rows, logits, refused):
+            for i in refused:
+                best.look_again(i, logits[i])
+            self._draw(refused, rows, logits, best, tokens, errors)
         logprobs = self._report.of(rows, raw, logits, tokens)
         return [Sampled(tokens[i], logprobs.get(i), errors[i]) for i in range(len(rows))]
 
@@ -169,18 +180,57 @@ class Sampler:
         """Whether a request's logits may be changed before its token is drawn."""
         return bool(self._listeners) or request_id in self._processors
 
-    def _tell(self, rows: Sequence[LogitsRow], logits: torch.Tensor) -> bool:
-        """Let listeners change logits; return whether one did."""
+    def _tell(self, rows: Sequence[LogitsRow], logits: torch.Tensor, indices: Sequence[int]) -> bool:
+        """Let listeners change logits of the rows at `indices`; return whether one did."""
+        if len(indices) == len(rows):
+            parts = [(rows, logits)]
+        else:  # rows of their own, since their logits lie apart
+            parts = [(rows[i : i + 1], logits[i : i + 1]) for i in indices]
         changed = False
         for listener in self._listeners:
-            try:
-                changed = listener.on_logits(rows, logits) is not False or changed
-            except Exception as error:  # isolation: the step fails by the plugin's name
-                raise PluginCallError(
-                    f"runner listener {listener.name!r} failed in on_logits: {type(error).__name__}: {error}",
-                    plugin=listener.name,
-                ) from error
+            for some, own in parts:
+                with _named(listener, "on_logits"):
+                    changed = listener.on_logits(some, own) is not False or changed
         return changed
+
+    def _refused(self, rows: Sequence[LogitsRow], tokens: Sequence[int], first: Sequence[int]) -> list[int]:
+        """Return those rows of `first` whose token a listener refuses."""
+        refused: set[int] = set()
+        for listener in self._listeners:
+            some = [i for i in first if i not in refused]
+            with _named(listener, "on_drawn"):
+                places = listener.on_drawn([rows[i] for i in some], [tokens[i] for i in some])
+                refused.update(some[place] for place in places)
+        return sorted(refused)
+
+    def _draw(
+        self,
+        indices: Sequence[int],
+        rows: Sequence[LogitsRow],
+        logits: torch.Tensor,
+        best: _Best,
+        tokens: list[int],
+        errors: list[str | None],
+    ) -> None:
+        """Draw the tokens of the rows at `indices`, or note what fails them."""
+        ids, values = best.ids.tolist(), best.values.tolist()
+        draws: list[Draw] = []
+        for i in indices:
+            row, seed = rows[i], rows[i].params.seed
+            errors[i] = errors[i] or _unusable(values[i])
+            tokens[i] = ids[i] if errors[i] is None else -1
+            if errors[i] is not None or row.params.temperature == 0:
+                continue
+            if seed is None:
+                errors[i], tokens[i] = "this request samples but has no seed", -1
+            elif row.draft is None or row.draft_distribution is None:
+                draws.append(Draw(i, row.params, seed, row.position))
+            else:
+                tokens[i] = accept_or_recover(
+                    logits[i].numpy(), row.params, seed, row.position, row.draft, row.draft_distribution
+                )
+        for i, token in self._drawing.tokens(draws, logits, best.ids):
+            tokens[i] = token
 
     def _process(self, row: LogitsRow, own: torch.Tensor, index: int, best: _Best) -> str | None:
         """Let processors change logits `own` [V], and bring `best` up to date; return what fails the request."""
@@ -191,10 +241,24 @@ class Sampler:
                     own.copy_(_checked(result, own))
             except Exception as error:  # noqa: BLE001 - isolation: a plugin's call for one request fails that request
                 return _plugin_failed(processor.name, processor.plugin, error)
-        values = own.numpy()
-        best.ids[index] = values.argmax()
-        best.values[index] = values[best.ids[index]]
+        best.look_again(index, own)
         return None
+
+
+@contextlib.contextmanager
+def _named(listener: RunnerListener, method: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # isolation: the step fails by the plugin's name
+        raise PluginCallError(
+            f"runner listener {listener.name!r} failed in {method}: {type(error).__name__}: {error}",
+            plugin=listener.name,
+        ) from error
+
+
+def _largest_score_decides(params: SamplingParams) -> bool:
+    """Whether forbidding other tokens leaves a draw as it is: no filter looks at all scores together."""
+    return params.temperature == 0 or (params.top_k <= 0 and params.top_p >= 1 and params.min_p <= 0)
 
 
 _NOTHING_LEFT = "no token can be chosen: the masks asked for leave none of the vocabulary"
@@ -206,6 +270,12 @@ class _Best:
     ids: NDArray[np.int64]
     """[S]: of the largest logit, the lowest among equals; of a NaN where there is one."""
     values: NDArray[np.float32]
+
+    def look_again(self, index: int, logits: torch.Tensor) -> None:
+        """Row `index` was changed, to `logits` [V]."""
+        values = logits.numpy()
+        self.ids[index] = values.argmax()
+        self.values[index] = values[self.ids[index]]
 
 
 def _best(logits: torch.Tensor) -> _Best:

@@ -9,6 +9,7 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import warnings
@@ -41,6 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if worker is not None and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so shells start what runs behind them
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see executors/openmp.py; torch is not loaded yet

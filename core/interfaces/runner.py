@@ -45,6 +45,8 @@ class BatchRow:
     """So many ids at the end of `tokens` are drafts that this step verifies."""
     block_ids: Sequence[Sequence[int]] = ()
     """A KV group: the blocks of positions from 0 on, lookahead included. Read only."""
+    drawn_first: bool = False
+    """Its token is drawn before listeners forbid any, and judged by `RunnerListener.on_drawn`."""
 
     @property
     def num_confirmed(self) -> int:
@@ -104,6 +106,8 @@ class LogitsRow:
     """The draft for `position`; told only where it is to be judged by rejection sampling."""
     draft_distribution: DraftDistribution | None = None
     """What `draft` was drawn from."""
+    drawn_first: bool = False
+    """As `BatchRow.drawn_first`; the request has no other row in the step."""
 
 
 LogitsProcessor = Callable[[LogitsRow, "torch.Tensor"], "torch.Tensor"]
@@ -138,6 +142,16 @@ class RunnerListener:
         Return False where nothing was changed: rows of others are spared some work then.
         """
         return False
+
+    def on_drawn(self, rows: Sequence[LogitsRow], tokens: Sequence[int]) -> Sequence[int]:
+        """Return the places of `tokens` [S] that may not be: their rows go to `on_logits`, and are drawn anew.
+
+        For listeners whose `on_logits` does nothing but forbid tokens by -inf; overriding this says so. The token of
+        the largest score stays that of the largest score when others are forbidden, so where nothing else decides a
+        draw, it comes first, and whoever can judge a token more cheaply than all tokens is spared the latter. What
+        was judged need not be what is drawn in the end: another listener may refuse it.
+        """
+        return ()
 
     def on_tokens(self, batch: RunnerBatch, result: StepResult) -> None:
         """Tokens were drawn; may set `finish_reason`, drop tokens from an end, or add to a stash."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
@@ -15,7 +16,7 @@ from headrace.core.errors import HeadraceError, RequestError
 from headrace.core.interfaces import Grammar, GrammarMatcher
 from headrace.plugins.structured.cache import backend_failed
 
-__all__ = ["Constrained", "Mask", "MaskMaker", "Masks", "Turn"]
+__all__ = ["Constrained", "Mask", "MaskMaker", "Masks", "Turn", "failing_alone"]
 
 MASKS_KEPT = 256
 """Of the latest; most take a few kB, the largest 200 kB in a vocabulary of 50,000."""
@@ -73,6 +74,8 @@ class Constrained:
     """Tokens of the answer that were taken, free ones and those that the matcher took."""
     error: HeadraceError | None = None
     """It cannot go on, and why."""
+    guess: int | None = None
+    """A token the matcher took, which is not confirmed yet."""
     _latest: tuple[int, ...] = ()
     """The last free tokens, as many as `after_ids`; once these are equal, no token is free."""
 
@@ -102,18 +105,36 @@ class Constrained:
                 known.append(draft)
         return len(drafts) + 1
 
+    def may_come(self, token_id: int) -> bool:
+        """Whether a token may be the next one."""
+        self.withdraw()
+        if self.num_free((token_id,)):
+            return True
+        if not self.begun().accept(token_id):
+            return False
+        self.guess = token_id
+        return True
+
+    def withdraw(self) -> None:
+        """Bring the matcher back to the confirmed tokens."""
+        if self.guess is not None:
+            self.guess = None
+            self.begun().rollback(1)
+
     def accept(self, token_id: int) -> bool:
         """Take a confirmed token of the answer; True: it was the last.
 
         Raises `RequestError` where it does not fit.
         """
+        known, self.guess = self.guess == token_id, None if self.guess == token_id else self.guess
+        self.withdraw()
         if self.num_free((token_id,)):
             self._latest = (*self._latest, token_id)[-len(self.after_ids) :]
             self.num_accepted += 1
             return False
         self.after_ids = self._latest = ()
         matcher = self.begun()
-        if not matcher.accept(token_id):
+        if not known and not matcher.accept(token_id):
             raise RequestError(
                 f"token {token_id} is not what the request's structured option allows at place {self.num_accepted} "
                 "of the answer; something behind the grammar's mask allowed it"
@@ -130,9 +151,20 @@ class Turn:
     state: Constrained
     position: int
     """Of the token behind the last confirmed one."""
-    unseen: Sequence[int]
+    unseen: Sequence[int] = ()
     """Confirmed tokens of the answer that the matcher has not seen: after a preemption, all of them."""
-    drafts: Sequence[int] = field(default=())
+    drafts: Sequence[int] = ()
+
+
+@contextlib.contextmanager
+def failing_alone(state: Constrained) -> Iterator[None]:
+    """Note on a request's state what fails in here."""
+    try:
+        yield
+    except HeadraceError as error:
+        state.error = error
+    except Exception as error:  # noqa: BLE001 - isolation: a backend's call for a request fails that request
+        state.error = backend_failed(error)
 
 
 class MaskMaker:
@@ -148,16 +180,13 @@ class MaskMaker:
         """Return the masks; what fails is noted on the request's state. Runs beside the forward pass."""
         masks: Masks = {}
         for turn in turns:
-            try:
+            with failing_alone(turn.state):
                 self._make(turn, masks)
-            except HeadraceError as error:
-                turn.state.error = error
-            except Exception as error:  # noqa: BLE001 - isolation: a backend's call for a request fails that request
-                turn.state.error = backend_failed(error)
         return masks
 
     def _make(self, turn: Turn, masks: Masks) -> None:
         state = turn.state
+        state.withdraw()
         for token_id in turn.unseen:
             state.accept(token_id)
         free = state.num_free(turn.drafts)

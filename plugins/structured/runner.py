@@ -11,7 +11,7 @@ from headrace.core.errors import HeadraceError
 from headrace.core.interfaces import BatchRow, LogitsRow, RunnerBatch, RunnerListener
 from headrace.core.plan import NewRequest, RequestResult, StepResult
 from headrace.plugins.structured.cache import GrammarCache
-from headrace.plugins.structured.masks import Constrained, MaskMaker, Masks, Turn
+from headrace.plugins.structured.masks import Constrained, MaskMaker, Masks, Turn, failing_alone
 from headrace.plugins.structured.options import STRUCTURED
 
 __all__ = ["GrammarListener"]
@@ -32,7 +32,7 @@ class GrammarListener(RunnerListener):
         self._requests: dict[str, Constrained] = {}
         self._thread = ThreadPoolExecutor(1, "headrace-masks")
         self._job: Future[Masks] | None = None
-        """The masks of this step; until it is done, matchers belong to its thread."""
+        """The masks of this step, if any are made ahead; until it is done, matchers belong to its thread."""
 
     def on_add(self, request: NewRequest) -> None:
         """Begin. In a process without the core's half the grammar is compiled here, beside the first forward pass."""
@@ -47,16 +47,20 @@ class GrammarListener(RunnerListener):
         self._requests.pop(request_id, None)
 
     def on_batch(self, batch: RunnerBatch) -> None:
-        """Start to make this step's masks."""
+        """Start to make this step's masks: of rows that are not drawn first, or whose matcher has tokens to read."""
         self._job = None
         if not self._requests:
             return
-        turns = [self._turn(row) for row in batch.rows if self._draws(row)]
+        turns = [self._turn(row) for row in batch.rows if self._made_ahead(row)]
         if turns:
             self._job = self._thread.submit(self._maker.make, turns)
 
-    def _draws(self, row: BatchRow) -> bool:
-        return row.request_id in self._requests and row.start + row.count >= row.num_prompt_tokens
+    def _made_ahead(self, row: BatchRow) -> bool:
+        state = self._requests.get(row.request_id)
+        if state is None or row.start + row.count < row.num_prompt_tokens:
+            return False
+        has_read = state.num_accepted == row.num_confirmed - row.num_prompt_tokens
+        return not (row.drawn_first and state.matcher is not None and has_read)
 
     def _turn(self, row: BatchRow) -> Turn:
         state = self._requests[row.request_id]
@@ -71,9 +75,14 @@ class GrammarListener(RunnerListener):
 
     def on_logits(self, rows: Sequence[LogitsRow], logits: torch.Tensor) -> bool:
         """Take forbidden tokens away, by select; False: no row is under a grammar."""
-        if self._job is None:
-            return False
-        masks = self._job.result()
+        masks = self._made()
+        late = [
+            Turn(row.request_id, self._requests[row.request_id], row.position)
+            for row in rows
+            if row.drawn_first and row.request_id in self._requests
+            if (row.request_id, row.position) not in masks
+        ]
+        masks |= self._maker.make(late)
         changed = False
         for index, row in enumerate(rows):
             mask = masks.get((row.request_id, row.position))
@@ -82,13 +91,26 @@ class GrammarListener(RunnerListener):
                 changed = True
         return changed
 
+    def on_drawn(self, rows: Sequence[LogitsRow], tokens: Sequence[int]) -> Sequence[int]:
+        """Refuse what does not fit: taking a token costs a hundredth of a mask."""
+        self._made()
+        refused = []
+        for place, (row, token_id) in enumerate(zip(rows, tokens, strict=True)):
+            state = self._requests.get(row.request_id)
+            if state is not None and state.error is None:
+                with failing_alone(state):
+                    if not state.may_come(token_id):
+                        refused.append(place)
+        return refused
+
+    def _made(self) -> Masks:
+        return self._job.result() if self._job is not None else {}
+
     def on_tokens(self, batch: RunnerBatch, result: StepResult) -> None:
         """Move matchers on; an answer that is complete ends here, whatever else the request says of its end."""
-        if self._job is None:
-            return
-        self._job.result()
+        self._made()
         self._job = None
-        for row in batch.rows:
+        for row in batch.rows if self._requests else ():
             state, outcome = self._requests.get(row.request_id), result.requests[row.request_id]
             if state is not None and outcome.error is None and outcome.tokens:
                 _take(state, outcome)

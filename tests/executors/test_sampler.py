@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -442,3 +444,125 @@ def test_a_draw_needs_a_seed() -> None:
 def test_logits_of_another_shape_are_refused() -> None:
     with pytest.raises(ValueError, match=r"\[1, 1000\], got \[2, 1000\]"):
         Sampler([], [], V).sample([make_row(SamplingParams(temperature=0.0))], random_logits(2))
+
+
+# Drawn before anything is forbidden ---------------------------------------------------------------------
+
+
+class Judge(RunnerListener):
+    """Forbids every token but one in `keep`, and notes what it was asked."""
+
+    name = "judge"
+
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        self.masked: list[str] = []
+        self.refused: list[str] = []
+        self.passed: list[str] = []
+
+    def _allows(self, row: LogitsRow) -> torch.Tensor:
+        shift = int(row.request_id[1:])
+        return (torch.arange(V) + shift) % self._keep == 0
+
+    def on_logits(self, rows: Sequence[LogitsRow], logits: torch.Tensor) -> bool:
+        assert len(rows) == len(logits)
+        for row, own in zip(rows, logits, strict=True):
+            self.masked.append(row.request_id)
+            own[~self._allows(row)] = -math.inf
+        return True
+
+    def on_drawn(self, rows: Sequence[LogitsRow], tokens: Sequence[int]) -> Sequence[int]:
+        refused = [
+            i for i, (row, token) in enumerate(zip(rows, tokens, strict=True)) if not self._allows(row)[token]
+        ]
+        for i, row in enumerate(rows):
+            (self.refused if i in refused else self.passed).append(row.request_id)
+        return refused
+
+
+def judged_and_masked(
+    keeps: Sequence[int], ops: SamplingOps | None = None
+) -> tuple[list[Sampled], list[Sampled], list[Judge]]:
+    """Sample the mixed rows with and without drawing first."""
+    rows, logits = mixed_rows(), random_logits(64, seed=3)
+    judges = [Judge(keep) for keep in keeps]
+    sampler = Sampler(BUILT_IN, judges, V, ops)
+    for row in rows:
+        sampler.add(new_request(row))
+    masked = sampler.sample(rows, logits.clone())
+    for judge in judges:
+        judge.masked.clear()
+    rows = [dataclasses.replace(row, drawn_first=sampler.draws_first(row.request_id)) for row in rows]
+    return sampler.sample(rows, logits.clone()), masked, judges
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_drawing_first_draws_what_masking_first_does(native: bool) -> None:
+    judged, masked, (judge,) = judged_and_masked([2], native_ops() if native else None)
+    assert judged == masked
+    plain = {
+        f"r{i}" for i in range(64) if MIXES[i % len(MIXES)] in ({"temperature": t} for t in (1.0, 0.3, 0.0))
+    }
+    assert len(judge.refused) >= 3
+    assert len(judge.passed) >= 3
+    assert {*judge.refused, *judge.passed} == plain
+    assert sorted(judge.masked) == sorted({f"r{i}" for i in range(64)} - plain | set(judge.refused))
+
+
+def test_one_judge_may_refuse_what_another_let_pass() -> None:
+    judged, masked, (one, other) = judged_and_masked([2, 3])
+    assert judged == masked
+    assert set(one.passed) & set(other.refused)
+    assert not set(one.refused) & {*other.refused, *other.passed}, "what is refused is asked about once"
+
+
+def test_raw_logprobs_are_those_of_the_model_where_a_token_is_drawn_first() -> None:
+    params = SamplingParams(temperature=1.0, seed=4, logprobs=2)
+    for mode, first in (("raw_logprobs", True), ("processed_logprobs", False)):
+        row, sampler = make_row(params, "r1"), Sampler([], [Judge(2)], V, None, mode)  # type: ignore[arg-type]
+        sampler.add(new_request(row))
+        assert sampler.draws_first("r1") is first
+        logits = random_logits()
+        (masked,) = sampler.sample([row], logits.clone())
+        (judged,) = sampler.sample([dataclasses.replace(row, drawn_first=first)], logits.clone())
+        assert judged == masked
+
+
+def test_nothing_is_drawn_first_where_a_listener_does_not_judge() -> None:
+    class Changes(RunnerListener):
+        def on_logits(self, rows: Sequence[LogitsRow], logits: torch.Tensor) -> bool:
+            logits += 1
+            return True
+
+    row = make_row(SamplingParams(temperature=0.0))
+    for listeners, first in (([], False), ([Judge(2)], True), ([Judge(2), Changes()], False)):
+        sampler = Sampler([], listeners, V)
+        sampler.add(new_request(row))
+        assert sampler.draws_first("r") is first
+        sampler.remove("r")
+        assert not sampler.draws_first("r")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_refused_token_with_nothing_beside_it_fails_its_request(temperature: float) -> None:
+    class Nothing(Judge):
+        def _allows(self, row: LogitsRow) -> torch.Tensor:
+            return torch.zeros(V, dtype=torch.bool)
+
+    params = SamplingParams(temperature=temperature, seed=1)
+    row, sampler = make_row(params), Sampler([], [Nothing(1)], V)
+    sampler.add(new_request(row))
+    (found,) = sampler.sample([dataclasses.replace(row, drawn_first=True)], random_logits())
+    assert (found.token_id, found.error_kind) == (-1, "request")
+    assert "leave none of the vocabulary" in (found.error or "")
+
+
+def test_a_failing_judge_is_named() -> None:
+    class Broken(Judge):
+        def on_drawn(self, rows: Sequence[LogitsRow], tokens: Sequence[int]) -> Sequence[int]:
+            raise ValueError("no opinion")
+
+    row, sampler = make_row(SamplingParams(temperature=0.0)), Sampler([], [Broken(1)], V)
+    sampler.add(new_request(row))
+    with pytest.raises(PluginCallError, match="'judge' failed in on_drawn: ValueError: no opinion"):
+        sampler.sample([dataclasses.replace(row, drawn_first=True)], random_logits())

@@ -14,8 +14,9 @@ import torch
 
 from headrace import LLM, RequestOutput, SamplingParams, hookimpl
 from headrace.core.errors import RequestError
-from headrace.core.interfaces import KVCacheSpec, Proposer, RunnerBatch
+from headrace.core.interfaces import KVCacheSpec, LogitsRow, Proposer, RunnerBatch
 from headrace.core.plan import StepResult
+from headrace.plugins.structured.runner import GrammarListener
 
 pytestmark = pytest.mark.weights
 
@@ -183,6 +184,29 @@ def test_neighbours_change_nothing(llm: LLM, reference: list[list[int]]) -> None
     plain = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     alone = many(llm, [plain], LONG)
     assert many(llm, [*mixed(), plain], LONG) == reference + alone
+
+
+def test_drawing_first_or_masking_first_changes_nothing(
+    llm: LLM, reference: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Log-probabilities of what is drawn from need masks before the draw."""
+    asked: list[int] = []
+    refused: list[int] = []
+    judge = GrammarListener.on_drawn
+
+    def on_drawn(self: GrammarListener, rows: Sequence[LogitsRow], tokens: Sequence[int]) -> Sequence[int]:
+        places = judge(self, rows, tokens)
+        asked.extend(tokens)
+        refused.extend(places)
+        return places
+
+    monkeypatch.setattr(GrammarListener, "on_drawn", on_drawn)
+    whole = {"logprobs": 0, "logprobs_mode": "processed_logprobs"}
+    masked = [params.model_copy(update=whole) for params in mixed()]
+    assert many(llm, masked, LONG) == reference
+    assert not asked
+    assert many(llm, [*mixed(), *masked], LONG) == reference * 2
+    assert len(asked) > 2 * len(refused) > 0
 
 
 def test_chunks_and_preemption_change_nothing(reference: list[list[int]]) -> None:

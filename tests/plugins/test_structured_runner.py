@@ -306,6 +306,99 @@ def test_chunks_of_a_prompt_need_no_masks(worker: Worker) -> None:
     assert allowed == [{0, 38}]
 
 
+# Drawn first --------------------------------------------------------------------------------------------
+
+
+def first_row(worker: Worker, answer: Sequence[int]) -> tuple[Any, LogitsRow]:
+    tokens, end = [*PROMPT, *answer], len(PROMPT) + len(answer)
+    stash = worker.stash["bound"]
+    row = BatchRow(
+        "bound", SamplingParams(), stash, len(PROMPT), end - 1, 1, tokens, num_drafts=0, drawn_first=True
+    )
+    batch = SimpleNamespace(step=0, stash=Stash(), rows=[row])
+    logits_row = LogitsRow("bound", SamplingParams(), stash, len(PROMPT), end, tokens, end, drawn_first=True)
+    return batch, logits_row
+
+
+def drawn(worker: Worker, batch: Any, token: int) -> RequestResult:
+    outcome = RequestResult(tokens=[token], num_computed=0)
+    worker.listener.on_tokens(batch, StepResult(step=0, requests={"bound": outcome}))
+    return outcome
+
+
+def allowed_by(worker: Worker, row: LogitsRow) -> set[int]:
+    logits = torch.zeros(1, V)
+    assert worker.listener.on_logits([row], logits)
+    return set(torch.isfinite(logits[0]).nonzero().flatten().tolist())
+
+
+def test_a_fitting_token_drawn_first_needs_no_mask(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker.add("bound", "3")
+    batch, row = first_row(worker, [])
+    worker.listener.on_batch(batch)
+    assert list(worker.listener.on_drawn([row], [0])) == []
+    assert drawn(worker, batch, 0).finish_reason is None
+    monkeypatch.setattr(Counting, "fill_mask", None)  # from here on nothing is to be asked for one
+    for answer, token, reason in (([0], 1, None), ([0, 1], 2, "stop")):
+        batch, row = first_row(worker, answer)
+        worker.listener.on_batch(batch)
+        assert list(worker.listener.on_drawn([row], [token])) == []
+        assert drawn(worker, batch, token).finish_reason == reason
+
+
+def test_a_refused_token_drawn_first_is_drawn_again_under_the_mask(worker: Worker) -> None:
+    worker.add("bound", "9")
+    for answer in ([], [0], [0, 1]):  # the first mask is made ahead, the others when they are needed
+        batch, row = first_row(worker, answer)
+        worker.listener.on_batch(batch)
+        assert list(worker.listener.on_drawn([row], [7])) == [0]
+        assert allowed_by(worker, row) == {len(answer), 38}
+        assert drawn(worker, batch, len(answer)).error is None
+
+
+def test_a_token_that_another_listener_refused_is_taken_back(worker: Worker) -> None:
+    worker.add("bound", "9")
+    for answer in ([], [0], [0, 1]):
+        batch, row = first_row(worker, answer)
+        worker.listener.on_batch(batch)
+        assert list(worker.listener.on_drawn([row], [len(answer)])) == []
+        assert allowed_by(worker, row) == {len(answer), 38}
+        assert drawn(worker, batch, len(answer)).error is None
+    batch, row = first_row(worker, [0, 1, 2])
+    worker.listener.on_batch(batch)
+    assert list(worker.listener.on_drawn([row], [3])) == []
+    assert drawn(worker, batch, 38).finish_reason == "stop"
+
+
+def test_free_tokens_drawn_first_are_not_refused(worker: Worker) -> None:
+    worker.add("bound", "9", after_ids=(21,), opening_id=20)
+    for answer, token, refused in (
+        ([], 7, [0]),  # neither the opening nor what the form begins with
+        ([], 20, []),
+        ([20], 7, []),
+        ([20, 7], 21, []),
+        ([20, 7, 21], 7, [0]),
+        ([20, 7, 21], 0, []),
+        ([20, 7, 21, 0], 1, []),
+    ):
+        batch, row = first_row(worker, answer)
+        worker.listener.on_batch(batch)
+        assert list(worker.listener.on_drawn([row], [token])) == refused, answer
+        if not refused:
+            assert drawn(worker, batch, token).error is None
+
+
+def test_what_fails_when_a_token_is_judged_fails_its_request(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.add("bound", "9")
+    batch, row = first_row(worker, [])
+    worker.listener.on_batch(batch)
+    monkeypatch.setattr(Counting, "accept", lambda self, token: 1 // 0)
+    assert list(worker.listener.on_drawn([row], [0])) == []
+    assert "ZeroDivisionError" in (drawn(worker, batch, 0).error or "")
+
+
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 1000])
 def test_a_mask_is_its_bits_whichever_way_it_is_told(vocab_size: int) -> None:
     random = np.random.default_rng(vocab_size)

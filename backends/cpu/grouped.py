@@ -10,8 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from headrace.backends.cpu.arena import GrowingArena
-from headrace.backends.cpu.gated import GatedPanels
+from headrace.backends.cpu.format import PanelFormat
 from headrace.backends.cpu.library import Functions, Kernels, pointer
 from headrace.backends.cpu.panels import PANEL, interleaved
 from headrace.core.errors import CheckpointError
@@ -73,23 +72,15 @@ class _Packed:
     """Memory it takes."""
 
 
-class GroupedLinear:
+class GroupedLinear(PanelFormat[_Packed]):
     """Codes are numbers that bfloat16 holds exactly: they are multiplied and summed by group, then scaled in float32.
 
     Sums do not depend on the number of rows. Parts of a stack may differ in bits and groups.
     """
 
-    row_invariant = True
-
     def __init__(self, kernels: Kernels) -> None:
-        self._arena = GrowingArena()
+        super().__init__(kernels, "grouped", "grouped_logits")
         self._pack = kernels.by_name("pack_grouped")
-        self._linear = kernels.by_type("grouped")
-        self._logits = kernels.by_type("grouped_logits")
-        self._gated = {
-            f"{name}_mul": (kernels.by_type(f"grouped_{name}"), kernels.by_type(f"{name}_sums"))
-            for name in ("silu", "gelu")
-        }
         self._sums = kernels.by_type("group_sums")
         self._columns = kernels.by_type("columns")
         self._rows = kernels.by_type("grouped_rows")
@@ -123,34 +114,15 @@ class GroupedLinear:
             bias = F.pad(bias.float(), (0, panels * PANEL - form.outputs))
         return _Piece(form, data, bias, weight.order, start)
 
-    def apply(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
-        """[N, in] -> [N, out]."""
-        y = x.new_empty(x.shape[0], prepared.out_features)
-        self._multiply(self._linear, x, prepared, y)
-        return y
-
-    def logits(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
-        """[N, in] -> [N, out] float32, not rounded on the way."""
-        y = x.new_empty((x.shape[0], prepared.out_features), dtype=torch.float32)
-        self._multiply(self._logits, x, prepared, y)
-        return y
-
     def gated(
         self, weight: Sequence[GroupedWeight], bias: torch.Tensor | None, op: str
     ) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """Pack gate and up; return their product, gated by `op` in one go. None where they are not alike."""
-        kernels, merged = self._gated.get(op), _merged(weight)
-        if kernels is None or len(merged) != 1:
+        merged = _merged(weight)
+        if op not in self._gates or len(merged) != 1:
             return None
         stacked = self.prepare([_turned(merged[0])], None if bias is None else interleaved(bias))
-        packed = replace(stacked, out_features=merged[0].shape[0] // 2)
-        linear, finish = kernels
-        return GatedPanels(
-            lambda x, y: self._multiply(linear, x, packed, y),
-            lambda x: self.logits(x, stacked),
-            finish,
-            packed.out_features,
-        )
+        return self._gated(stacked, replace(stacked, out_features=merged[0].shape[0] // 2), op)
 
     def _multiply(self, kernel: Functions, x: torch.Tensor, packed: _Packed, y: torch.Tensor) -> None:
         for piece in packed.pieces:

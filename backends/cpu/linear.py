@@ -9,12 +9,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from headrace.backends.cpu.arena import GrowingArena
-from headrace.backends.cpu.gated import GatedPanels
+from headrace.backends.cpu.format import PanelFormat
 from headrace.backends.cpu.library import Functions, Kernels, pointer
 from headrace.backends.cpu.panels import PANEL, interleaved
 
-__all__ = ["GatedPanels", "PackedLinear"]
+__all__ = ["PackedLinear"]
 
 STEP = 32
 """Inputs are padded to a multiple of it."""
@@ -33,20 +32,12 @@ class _Packed:
     padded: int
 
 
-class PackedLinear:
+class PackedLinear(PanelFormat[_Packed]):
     """Dense weights in panels of 32 outputs; each output is one sum over the inputs, in their order."""
 
-    row_invariant = True
-
     def __init__(self, kernels: Kernels) -> None:
-        self._arena = GrowingArena()
+        super().__init__(kernels, "linear", "logits")
         self._pack = kernels.by_type("pack")
-        self._linear = kernels.by_type("linear")
-        self._logits = kernels.by_type("logits")
-        self._gated = {
-            f"{name}_mul": (kernels.by_type(f"linear_{name}"), kernels.by_type(f"{name}_sums"))
-            for name in ("silu", "gelu")
-        }
         self._rows = kernels.by_type("rows")
 
     def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None) -> _Packed:
@@ -60,34 +51,14 @@ class PackedLinear:
             bias = F.pad(bias.float(), (0, panels * PANEL - out))
         return _Packed(data, bias, out, inputs, padded)
 
-    def apply(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
-        """[N, in] -> [N, out]."""
-        y = x.new_empty(x.shape[0], prepared.out_features)
-        self._multiply(self._linear, x, prepared, y)
-        return y
-
-    def logits(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
-        """[N, in] -> [N, out] float32, not rounded on the way."""
-        y = x.new_empty((x.shape[0], prepared.out_features), dtype=torch.float32)
-        self._multiply(self._logits, x, prepared, y)
-        return y
-
     def gated(
         self, weight: torch.Tensor, bias: torch.Tensor | None, op: str
     ) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """Pack a weight [2 · out, in] of gate and up; return its product, gated by `op` in one go."""
-        kernels = self._gated.get(op)
-        if kernels is None:
+        if op not in self._gates:
             return None
         stacked = self.prepare(interleaved(weight), None if bias is None else interleaved(bias))
-        packed = replace(stacked, out_features=weight.shape[0] // 2)
-        linear, finish = kernels
-        return GatedPanels(
-            lambda x, y: self._multiply(linear, x, packed, y),
-            lambda x: self.logits(x, stacked),
-            finish,
-            packed.out_features,
-        )
+        return self._gated(stacked, replace(stacked, out_features=weight.shape[0] // 2), op)
 
     def _multiply(self, kernel: Functions, x: torch.Tensor, packed: _Packed, y: torch.Tensor) -> None:
         if packed.padded != packed.in_features:

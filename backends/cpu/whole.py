@@ -9,8 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from headrace.backends.cpu.arena import GrowingArena
-from headrace.backends.cpu.gated import GatedPanels
+from headrace.backends.cpu.format import PanelFormat
 from headrace.backends.cpu.library import Functions, Kernels, pointer
 from headrace.backends.cpu.panels import PANEL, interleaved
 from headrace.core.interfaces.quantization import ChannelWeight
@@ -36,21 +35,13 @@ class _Packed:
     padded: int
 
 
-class WholeLinear:
+class WholeLinear(PanelFormat[_Packed]):
     """A sum of whole numbers is exact: rows, tiers and threads change no bit of it."""
 
-    row_invariant = True
-
     def __init__(self, kernels: Kernels) -> None:
-        self._arena = GrowingArena()
+        super().__init__(kernels, "whole", "whole_logits")
         self._pack = kernels.by_name("pack_whole")
         self._round = kernels.by_type("round_rows")
-        self._linear = kernels.by_type("whole")
-        self._logits = kernels.by_type("whole_logits")
-        self._gated = {
-            f"{name}_mul": (kernels.by_type(f"whole_{name}"), kernels.by_type(f"{name}_sums"))
-            for name in ("silu", "gelu")
-        }
         self._rows = kernels.by_type("whole_rows")
 
     def prepare(self, weight: Sequence[ChannelWeight], bias: torch.Tensor | None) -> _Packed:
@@ -67,37 +58,17 @@ class WholeLinear:
         bias = None if bias is None else F.pad(bias.float(), missing)
         return _Packed(data, F.pad(scales.float(), missing), extra, bias, out, inputs, padded)
 
-    def apply(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
-        """[N, in] -> [N, out]."""
-        y = x.new_empty(x.shape[0], prepared.out_features)
-        self._multiply(self._linear, x, prepared, y)
-        return y
-
-    def logits(self, x: torch.Tensor, prepared: Any) -> torch.Tensor:
-        """[N, in] -> [N, out] float32, not rounded on the way."""
-        y = x.new_empty((x.shape[0], prepared.out_features), dtype=torch.float32)
-        self._multiply(self._logits, x, prepared, y)
-        return y
-
     def gated(
         self, weight: Sequence[ChannelWeight], bias: torch.Tensor | None, op: str
     ) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """Pack gate and up; return their product, gated by `op` in one go."""
-        kernels = self._gated.get(op)
-        if kernels is None:
+        if op not in self._gates:
             return None
         codes, scales = _stacked(weight)
         stacked = self._packed(
             interleaved(codes), interleaved(scales), None if bias is None else interleaved(bias)
         )
-        packed = replace(stacked, out_features=codes.shape[0] // 2)
-        linear, finish = kernels
-        return GatedPanels(
-            lambda x, y: self._multiply(linear, x, packed, y),
-            lambda x: self.logits(x, stacked),
-            finish,
-            packed.out_features,
-        )
+        return self._gated(stacked, replace(stacked, out_features=codes.shape[0] // 2), op)
 
     def _multiply(self, kernel: Functions, x: torch.Tensor, packed: _Packed, y: torch.Tensor) -> None:
         rows = x.shape[0]

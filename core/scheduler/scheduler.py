@@ -456,9 +456,8 @@ class UnifiedScheduler:
         first_new = len(request.token_ids)
         reason = append_tokens(request, outcome.tokens)
         if outcome.finish_reason and len(request.token_ids) - first_new == len(outcome.tokens):
-            reason = (
-                outcome.finish_reason
-            )  # the last token has both: who ended the answer knows that it is whole
+            # The last token has both reasons: who ended the answer knows that it is whole.
+            reason = outcome.finish_reason
         if request.params.max_tokens == 0 and request.num_computed >= request.num_prompt_tokens:
             reason = reason or "length"  # only the prompt was to be computed
         new_ids = request.token_ids[first_new:]

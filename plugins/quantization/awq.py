@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from headrace.core.errors import CheckpointError
 from headrace.core.interfaces import Checkpoint, QuantizedWeights
 from headrace.core.interfaces.quantization import GroupedWeight
-from headrace.plugins.quantization.words import asymmetric, unpacked_words
+from headrace.plugins.quantization.stated import not_stated, states
+from headrace.plugins.quantization.words import asymmetric, scales_of_groups, unpacked_words
 
 __all__ = ["AWQMethod"]
 
@@ -26,15 +26,13 @@ class AWQMethod:
 
     def claims(self, config: Mapping[str, Any]) -> bool:
         """Whether the configuration says awq."""
-        stated = config.get("quantization_config")
-        return isinstance(stated, Mapping) and stated.get("quant_method") == self.name
+        return states(config, self.name)
 
     def why_not(self, checkpoint: Checkpoint) -> list[str]:
         """Reasons why its fields are not known here."""
-        stated = checkpoint.config.get("quantization_config")
-        if not self.claims(checkpoint.config) or stated is None:
-            return ["its configuration has no quantization_config of quant_method 'awq'"]
-        reasons = []
+        if not self.claims(checkpoint.config):
+            return [not_stated(self.name)]
+        stated, reasons = checkpoint.config["quantization_config"], []
         bits = stated.get("bits", stated.get("w_bit"))
         if bits != BITS:
             reasons.append(f"bits is {bits!r}; known: {BITS}")
@@ -52,11 +50,7 @@ class AWQMethod:
             return None
         out, inputs = shape
         many = 32 // BITS
-        scales = weights.stored(f"{name}.scales").T
-        if scales.ndim != 2 or scales.shape[0] != out:
-            raise CheckpointError(
-                f"{name}.scales has the shape {list(scales.T.shape)}; the last must be {out}, one for each output"
-            )
+        scales = scales_of_groups(name, out, weights)
         groups = scales.shape[1]
         words = weights.stored(f"{name}.qweight", (inputs, out // many))
         codes = unpacked_words(words, BITS, dim=1, order=PLACES).T.contiguous()

@@ -16,6 +16,7 @@ from headrace.core.interfaces import Checkpoint, QuantizedWeight, QuantizedWeigh
 from headrace.core.interfaces.quantization import ChannelWeight
 from headrace.plugins.quantization.fp8 import scaled
 from headrace.plugins.quantization.layers import named_in
+from headrace.plugins.quantization.stated import not_stated, states
 from headrace.plugins.quantization.words import asymmetric, unpacked_words
 
 __all__ = ["CompressedTensorsMethod"]
@@ -32,13 +33,12 @@ class CompressedTensorsMethod:
 
     def claims(self, config: Mapping[str, Any]) -> bool:
         """Whether the configuration says compressed-tensors."""
-        stated = config.get("quantization_config")
-        return isinstance(stated, Mapping) and stated.get("quant_method") == self.name
+        return states(config, self.name)
 
     def why_not(self, checkpoint: Checkpoint) -> list[str]:
         """Reasons why its schemes are not known here."""
         if not self.claims(checkpoint.config):
-            return ["its configuration has no quantization_config of quant_method 'compressed-tensors'"]
+            return [not_stated(self.name)]
         stated = checkpoint.config["quantization_config"]
         groups = stated.get("config_groups")
         if not isinstance(groups, Mapping) or not all(

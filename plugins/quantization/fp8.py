@@ -12,6 +12,7 @@ import torch
 
 from headrace.core.errors import CheckpointError
 from headrace.core.interfaces import Checkpoint, QuantizedWeights
+from headrace.plugins.quantization.stated import not_stated, states
 
 __all__ = ["FP8Method", "scaled"]
 
@@ -45,13 +46,12 @@ class FP8Method:
 
     def claims(self, config: Mapping[str, Any]) -> bool:
         """Whether the configuration says fp8."""
-        stated = config.get("quantization_config")
-        return isinstance(stated, Mapping) and stated.get("quant_method") == self.name
+        return states(config, self.name)
 
     def why_not(self, checkpoint: Checkpoint) -> list[str]:
         """Reasons why it is not what its configuration says."""
         if not self.claims(checkpoint.config):
-            return ["its configuration has no quantization_config of quant_method 'fp8'"]
+            return [not_stated(self.name)]
         block = checkpoint.config["quantization_config"].get("weight_block_size")
         if block is None or (len(block) == 2 and all(type(size) is int and size > 0 for size in block)):
             return []

@@ -10,7 +10,8 @@ import torch
 from headrace.core.errors import CheckpointError
 from headrace.core.interfaces import Checkpoint, QuantizedWeights
 from headrace.core.interfaces.quantization import GroupedWeight
-from headrace.plugins.quantization.words import asymmetric, unpacked_words
+from headrace.plugins.quantization.stated import not_stated, states
+from headrace.plugins.quantization.words import asymmetric, scales_of_groups, unpacked_words
 
 __all__ = ["GPTQMethod"]
 
@@ -24,15 +25,13 @@ class GPTQMethod:
 
     def claims(self, config: Mapping[str, Any]) -> bool:
         """Whether the configuration says gptq."""
-        stated = config.get("quantization_config")
-        return isinstance(stated, Mapping) and stated.get("quant_method") == self.name
+        return states(config, self.name)
 
     def why_not(self, checkpoint: Checkpoint) -> list[str]:
         """Reasons why its fields are not known here."""
-        stated = checkpoint.config.get("quantization_config")
-        if not self.claims(checkpoint.config) or stated is None:
-            return ["its configuration has no quantization_config of quant_method 'gptq'"]
-        reasons = []
+        if not self.claims(checkpoint.config):
+            return [not_stated(self.name)]
+        stated, reasons = checkpoint.config["quantization_config"], []
         if stated.get("bits") not in BITS:
             reasons.append(f"bits is {stated.get('bits')!r}; known: {', '.join(map(str, BITS))}")
         if stated.get("checkpoint_format", "gptq") not in ("gptq", "gptq_v2"):
@@ -60,11 +59,7 @@ class _Quantizer:
         if f"{name}.qweight" not in weights:
             return None
         (out, inputs), many = shape, 32 // self._bits
-        scales = weights.stored(f"{name}.scales").T
-        if scales.ndim != 2 or scales.shape[0] != out:
-            raise CheckpointError(
-                f"{name}.scales has the shape {list(scales.T.shape)}; the last must be {out}, one for each output"
-            )
+        scales = scales_of_groups(name, out, weights)
         groups = scales.shape[1]
         words = weights.stored(f"{name}.qweight", (inputs // many, out))
         zero_words = weights.stored(f"{name}.qzeros", (groups, out // many))

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
+from headrace.core.errors import CheckpointError
+from headrace.core.interfaces import QuantizedWeights
 from headrace.core.interfaces.quantization import GroupedWeight
 
-__all__ = ["asymmetric", "unpacked_words"]
+__all__ = ["asymmetric", "scales_of_groups", "unpacked_words"]
 
 
 def unpacked_words(
@@ -23,6 +25,16 @@ def unpacked_words(
     wide: torch.Tensor = words.movedim(dim, -1)[..., None] >> shifts
     numbers = torch.bitwise_and(wide, 2**bits - 1).to(torch.uint8)
     return numbers.flatten(-2).movedim(-1, dim).contiguous()
+
+
+def scales_of_groups(name: str, out: int, weights: QuantizedWeights) -> torch.Tensor:
+    """Return the scales of a layer, [out, groups]; stored are [groups, out]. Raises `CheckpointError`."""
+    stored = weights.stored(f"{name}.scales")
+    if stored.ndim != 2 or stored.shape[1] != out:
+        raise CheckpointError(
+            f"{name}.scales has the shape {list(stored.shape)}; the last must be {out}, one for each output"
+        )
+    return stored.T
 
 
 def asymmetric(

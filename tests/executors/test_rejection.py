@@ -19,6 +19,7 @@ from headrace.core.sampling_params import SamplingParams
 from headrace.core.stash import Stash
 from headrace.executors.candidates import kept_candidates
 from headrace.executors.sampler import Sampler, SamplingOps
+from headrace.testing.statistics import deviation
 
 DRAWS = 20_000
 ROWS = 64
@@ -83,16 +84,6 @@ def drawn(params: SamplingParams, drafter: torch.Tensor) -> tuple[NDArray[np.int
             counts[sampled.token_id] += 1
             stayed += sampled.token_id == row.draft
     return counts, stayed
-
-
-def deviation(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
-    """How many standard deviations chi-square lies above its mean, made normal as Wilson and Hilferty did."""
-    inside = expected > 0
-    assert not counts[~inside].any(), "what was filtered out is never drawn"
-    right = expected[inside] * counts.sum()
-    df = inside.sum() - 1
-    chi2 = ((counts[inside] - right) ** 2 / right).sum()
-    return float(((chi2 / df) ** (1 / 3) - (1 - 2 / (9 * df))) / math.sqrt(2 / (9 * df)))
 
 
 CASES = [("like the model", "none"), *(("unlike it", setting) for setting in SETTINGS)]

@@ -16,6 +16,7 @@ from headrace.core.interfaces import LogitsRow
 from headrace.core.sampling_params import SamplingParams
 from headrace.core.stash import Stash
 from headrace.executors.sampler import Sampler, SamplingOps
+from headrace.testing.statistics import deviation
 
 DRAWS = 20_000
 ROWS = 64
@@ -70,17 +71,6 @@ def count_draws(logits: torch.Tensor, params: SamplingParams, ops: SamplingOps |
             assert sampled.error is None
             counts[sampled.token_id] += 1
     return counts
-
-
-def deviation(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
-    """How many standard deviations chi-square lies above its mean, made normal as Wilson and Hilferty did."""
-    inside = expected > 0
-    assert not counts[~inside].any(), "what was filtered out is never drawn"
-    right = expected[inside] * counts.sum()
-    assert right.min() >= 5, "chi-square wants some of each"
-    df = inside.sum() - 1
-    chi2 = ((counts[inside] - right) ** 2 / right).sum()
-    return float(((chi2 / df) ** (1 / 3) - (1 - 2 / (9 * df))) / math.sqrt(2 / (9 * df)))
 
 
 @pytest.fixture(scope="module")

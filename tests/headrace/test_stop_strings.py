@@ -138,16 +138,16 @@ def test_nothing_after_a_match() -> None:
 def test_a_thousand_long_stops_are_cheap() -> None:
     """Time grows with the text, not with text × stops: a rescan would look at 3·10⁹ characters here."""
     stops = [f"{number:04d}" + "x" * 3000 for number in range(1000)]
-    begun = time.perf_counter()
+    begun = time.process_time()
     shown, match = run(stops, ["lorem ipsum "] * 1000)
     assert "".join(shown) == "lorem ipsum " * 1000
     assert match is None
-    assert time.perf_counter() - begun < 2
+    assert time.process_time() - begun < 2
 
 
 def test_a_stop_that_nearly_matches_all_the_time() -> None:
-    begun = time.perf_counter()
+    begun = time.process_time()
     shown, match = run(["a" * 5000 + "b"], ["aaaa"] * 5000)
     assert match is None
     assert "".join(shown) == "a" * 20000
-    assert time.perf_counter() - begun < 2
+    assert time.process_time() - begun < 2

@@ -71,10 +71,10 @@ def test_cut_short_anywhere(tiny: Path) -> None:
     assert len(places) >= 50
     for place in places:
         damaged.write_bytes(whole[:place])
-        start = time.perf_counter()
+        start = time.process_time()
         with pytest.raises(CheckpointError, match=r"cut\.gguf"):
             open_and_read(damaged)
-        assert time.perf_counter() - start < 1, place
+        assert time.process_time() - start < 1, place
 
 
 def test_flipped_bytes_anywhere_in_the_header(tiny: Path) -> None:
@@ -87,7 +87,7 @@ def test_flipped_bytes_anywhere_in_the_header(tiny: Path) -> None:
         data = bytearray(whole)
         data[place] ^= generator.choice((0x01, 0x80, 0xFF))
         damaged.write_bytes(data)
-        start = time.perf_counter()
+        start = time.process_time()
         error = None
         try:
             open_and_read(damaged)
@@ -95,7 +95,7 @@ def test_flipped_bytes_anywhere_in_the_header(tiny: Path) -> None:
             error = str(caught)
             refused += 1
         assert error is None or "flipped.gguf" in error, place
-        assert time.perf_counter() - start < 1, place
+        assert time.process_time() - start < 1, place
     assert refused > 200
 
 
@@ -179,10 +179,10 @@ HUGE = 1 << 62
 def test_what_cannot_be(tmp_path: Path, data: bytes, what: str) -> None:
     path = tmp_path / "bad.gguf"
     path.write_bytes(data)
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(CheckpointError) as caught:
         GGUFLoader().open(path)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert str(path) in str(caught.value)
     assert what in str(caught.value)
 

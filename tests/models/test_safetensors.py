@@ -71,10 +71,10 @@ def test_a_file_cut_off_anywhere_is_named(tmp_path: Path) -> None:
     whole = file.read_bytes()
     for at in range(0, len(whole), max(1, len(whole) // 50)):
         file.write_bytes(whole[:at])
-        started = time.monotonic()
+        started = time.process_time()
         with pytest.raises(CheckpointError, match=r"model\.safetensors"):
             SafetensorsLoader().open(path)
-        assert time.monotonic() - started < 1
+        assert time.process_time() - started < 1
 
 
 def test_flipped_bytes_of_the_header_never_do_more_than_raise(tmp_path: Path) -> None:
@@ -128,10 +128,10 @@ def test_flipped_bytes_of_the_header_never_do_more_than_raise(tmp_path: Path) ->
 def test_headers_made_by_hand(tmp_path: Path, content: bytes, words: str) -> None:
     path = folder(tmp_path)
     (path / "model.safetensors").write_bytes(content)
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(CheckpointError, match=words) as caught:
         SafetensorsLoader().open(path)
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
     assert "model.safetensors" in str(caught.value)
     assert len(str(caught.value)) < 1000 + len(str(path))
 

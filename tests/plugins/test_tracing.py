@@ -82,7 +82,7 @@ def test_a_span_says_what_a_request_came_to() -> None:
         "gen_ai.response.finish_reasons": ("length",),
     }
     seconds = {name.removeprefix("gen_ai.latency."): value for name, value in latencies.items()}
-    assert 3 <= seconds["time_in_queue"] <= seconds["time_to_first_token"] <= seconds["e2e"] < 4
+    assert 3 <= seconds["time_in_queue"] <= seconds["time_to_first_token"] <= seconds["e2e"] < 30
     assert seconds["time_in_queue"] + seconds["time_in_model_inference"] == pytest.approx(seconds["e2e"])
     assert seconds["time_in_model_prefill"] + seconds["time_in_model_decode"] == pytest.approx(
         seconds["time_in_model_inference"]

@@ -19,10 +19,12 @@ from headrace.plugins.lora.config import PeftConfig, read_config
 from headrace.plugins.lora.files import AdapterFiles
 from headrace.plugins.lora.modules import Target, Targets
 
-__all__ = ["RANKS", "Adapter", "Packed", "pack_adapter", "unpacked"]
+__all__ = ["COLUMNS", "RANKS", "Adapter", "Packed", "pack_adapter", "unpacked_a", "unpacked_b"]
 
 RANKS = 16
 """Rows of A lie together in panels of so many."""
+COLUMNS = 2 * BLOCK
+"""And so many outputs of B."""
 
 _KEY = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+?)\.lora_(?P<embedding>embedding_)?(?P<half>[AB])(?:\.default)?(?:\.weight)?"
@@ -41,7 +43,7 @@ class Packed:
     a: list[torch.Tensor | None]
     """[ranks / `RANKS`, in / P, `RANKS`, P]; P is 2 in bfloat16 and 1 in float32. Of an embedding [V, rank]."""
     b: list[torch.Tensor | None]
-    """[rank, size padded to `BLOCK`], already multiplied by alpha / rank."""
+    """[size / `COLUMNS`, rank, `COLUMNS`], already multiplied by alpha / rank."""
 
 
 @dataclass(frozen=True)
@@ -186,8 +188,8 @@ def _fill(packed: Packed, target: Target, a: torch.Tensor, b: torch.Tensor, dtyp
     for index, piece in enumerate(product.pieces):
         if piece.name == place:
             size = piece.end - piece.start
-            part = b[piece.start : piece.end].t().to(dtype)
-            packed.b[index] = F.pad(part, (0, -size % BLOCK)).contiguous()
+            part = F.pad(b[piece.start : piece.end].to(dtype), (0, 0, 0, -size % COLUMNS))
+            packed.b[index] = part.unflatten(0, (-1, COLUMNS)).transpose(1, 2).contiguous()
 
 
 def _pair(dtype: torch.dtype) -> int:
@@ -201,9 +203,14 @@ def _panels(a: torch.Tensor) -> torch.Tensor:
     return padded.view(padded.shape[0] // RANKS, RANKS, -1, together).transpose(1, 2).contiguous()
 
 
-def unpacked(a: torch.Tensor, rank: int, inputs: int) -> torch.Tensor:
+def unpacked_a(a: torch.Tensor, rank: int, inputs: int) -> torch.Tensor:
     """Return A [rank, in] from its panels."""
     return a.transpose(1, 2).reshape(a.shape[0] * RANKS, -1)[:rank, :inputs]
+
+
+def unpacked_b(b: torch.Tensor, size: int) -> torch.Tensor:
+    """Return B [rank, size] of a piece from its blocks."""
+    return b.transpose(0, 1).flatten(1)[:, :size]
 
 
 def _entries(packed: Packed) -> Sequence[int]:

@@ -14,7 +14,7 @@ from headrace.backends.cpu.isa import ISA_VARIABLE, choose_tier
 from headrace.backends.cpu.library import DTYPES, KernelLibrary
 from headrace.core.errors import ConfigError
 from headrace.core.interfaces import AttentionBackend, GraphRecorder, LinearFormat, Op
-from headrace.plugins.lora.adapter import unpacked
+from headrace.plugins.lora.adapter import unpacked_a, unpacked_b
 from headrace.plugins.lora.kernels import KERNELS, kernel_sources
 from headrace.plugins.lora.modules import Product
 from headrace.plugins.lora.slots import RowPlan, Slots
@@ -176,7 +176,7 @@ def _shrink(x: torch.Tensor, most: int, product: Product, slots: Slots, rows: Ro
             continue
         for name, (rank, a) in enumerate(zip(packed.ranks, packed.a, strict=True)):
             if a is not None:
-                weight = unpacked(a, rank, product.in_features).float().to(x.device)
+                weight = unpacked_a(a, rank, product.in_features).float().to(x.device)
                 h[own, name * most : name * most + rank] = x[own].float() @ weight.t()
     return h
 
@@ -199,5 +199,5 @@ def _expand(
             rank = packed.ranks[piece.name]
             if b is not None:
                 part = h[own, piece.name * most : piece.name * most + rank]
-                added = part @ b[:, : piece.end - piece.start].float().to(h.device)
+                added = part @ unpacked_b(b, piece.end - piece.start).float().to(h.device)
                 sums[own[:, None], piece.columns.to(sums.device)] += added

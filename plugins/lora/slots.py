@@ -11,7 +11,7 @@ import torch
 
 from headrace.core.errors import EngineError
 from headrace.plugins.lora.adapter import Adapter
-from headrace.plugins.lora.modules import Targets
+from headrace.plugins.lora.modules import Product, Targets
 
 __all__ = ["NO_SLOT", "RowPlan", "Slots"]
 
@@ -61,6 +61,10 @@ class Slots:
     def held(self) -> Sequence[Adapter | None]:
         """The adapter in each slot."""
         return self._held
+
+    def adapt(self, product: Product) -> bool:
+        """Whether an adapter that is held adds to a product."""
+        return any(adapter is not None and product.index in adapter.products for adapter in self._held)
 
     def place(self, adapters: Sequence[Adapter]) -> dict[str, int]:
         """Bring these adapters into slots, those that are there stay; return slots by digest."""

@@ -49,6 +49,8 @@ class LoraWrapper(LinearWrapper):
         self._head = RowPlan(section.max_loras, max_rows)
         self._rows: RowPlan | None = self._step
         """Of the next product; None: it is nobody's."""
+        self._head_rows: Sequence[int] | None = None
+        """Of the step, that the output projection gets next."""
         self._embeds = False
         """Whether the next lookup is the step's."""
         self._slot_of_row = np.empty(0, dtype=np.int64)
@@ -85,7 +87,7 @@ class LoraWrapper(LinearWrapper):
         """Put what adapters add around the output projection."""
         out = head.out_features
         known = self._targets.add([name], [out], head.in_features, [Segment(0, out, 0)])
-        return _WrappedHead(self, head, _Addition(op, known, self.slots, self.most))
+        return _WrappedHead(self, head, _Addition(op, known, self.slots, self.most), known)
 
     # Steps -------------------------------------------------------------------------------------------
 
@@ -116,19 +118,21 @@ class LoraWrapper(LinearWrapper):
         self._rows, self._embeds = self._step, True
 
     def on_head_rows(self, rows: Sequence[int]) -> None:
-        """Note which rows of the step the output projection gets."""
+        """Note which rows of the step the output projection gets; products behind it are nobody's."""
         if self.active:
-            self._head.fill(self._slot_of_row[list(rows)])
-            self._rows = self._head
+            self._head_rows, self._rows = rows, None
 
     def take_rows(self) -> RowPlan | None:
-        """Return whose rows the next product gets; after the output projection nobody's, until the next step."""
-        if not self.active:
+        """Return whose rows the next product gets."""
+        return self._rows if self.active else None
+
+    def take_head(self, product: Product) -> RowPlan | None:
+        """Return whose rows the output projection gets, once; None where it is as it is for all of them."""
+        rows, self._head_rows = self._head_rows, None
+        if rows is None or not self.slots.adapt(product):
             return None
-        rows = self._rows
-        if rows is self._head:
-            self._rows = None
-        return rows
+        self._head.fill(self._slot_of_row[list(rows)])
+        return self._head
 
     def take_lookup(self) -> RowPlan | None:
         """Return whose rows the next lookup gets: the step's once, then nobody's."""
@@ -181,17 +185,18 @@ class _WrappedProduct:
 
 
 class _WrappedHead:
-    """An output projection with what adapters add."""
+    """An output projection with what adapters add; it runs outside of recorded passes."""
 
-    def __init__(self, owner: LoraWrapper, inner: Linear, addition: _Addition) -> None:
+    def __init__(self, owner: LoraWrapper, inner: Linear, addition: _Addition, product: Product) -> None:
         self.in_features, self.out_features = inner.in_features, inner.out_features
         self._owner = owner
         self._inner = inner
         self._addition = addition
+        self._product = product
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[S, C] -> [S, V] float32."""
-        rows = self._owner.take_rows()
+        rows = self._owner.take_head(self._product)
         return self._inner(x) if rows is None else self._addition.sums(x, rows, self._inner)
 
 
@@ -209,20 +214,15 @@ class _WrappedLookup:
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """[N] int64 -> [N, C]."""
         rows, x = self._owner.take_lookup(), self._inner(ids)
-        if rows is None:
+        slots = self._owner.slots
+        if rows is None or not slots.adapt(self._product):
             return x
-        index, slots = self._product.index, self._owner.slots
-        h = None
+        h = torch.zeros(len(ids), self._owner.most, device=x.device)
         for slot, adapter in enumerate(slots.held):
-            packed = adapter.products.get(index) if adapter is not None else None
-            if packed is None or packed.a[0] is None:
-                continue
-            if h is None:
-                h = torch.zeros(len(ids), self._owner.most, device=x.device)
-            own = rows.of_slot(slot)
-            h[own, : packed.ranks[0]] = packed.a[0][ids[own]].float()
-        if h is None:
-            return x
+            packed = adapter.products.get(self._product.index) if adapter is not None else None
+            if packed is not None and packed.a[0] is not None:
+                own = rows.of_slot(slot)
+                h[own, : packed.ranks[0]] = packed.a[0][ids[own]].float()
         sums = x.float()
         self._expand(h, sums, self._owner.most, self._product, slots, rows, x.dtype)
         return sums.to(x.dtype)

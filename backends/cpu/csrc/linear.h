@@ -6,6 +6,7 @@
 // fused multiply-adds over k, whatever rows go with it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "simd.h"
@@ -34,6 +35,18 @@ struct Traits<float> {
     static HR_INLINE Wide broadcast(const float* p) { return splat(*p); }
     static HR_INLINE V16 dot(V16 sum, Wide a, Wide b) { return fma(a, b, sum); }
 };
+
+struct Span {
+    int64_t low, high;
+};
+
+// What is this thread's of so many things: of panels, those whose products it computes, and has in its cache.
+HR_INLINE Span own_part(int64_t count) {
+    Span own = {count, 0};
+#pragma omp for schedule(static) nowait
+    for (int64_t i = 0; i < count; ++i) own.low = std::min(own.low, i), own.high = i + 1;
+    return own;
+}
 
 constexpr int64_t kAhead = 4096;  // bytes of weights asked for before they are read
 

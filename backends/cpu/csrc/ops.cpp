@@ -121,22 +121,40 @@ void gated(const T* x, int64_t m, int64_t c, T* y) {
         });
 }
 
+// Sums of a few rows are finished by who has them in its cache; those of many are in nobody's, and rows are read whole.
+constexpr int64_t kFewRows = 64;
+
+// Call visit(row, column, size) for this thread's part of m rows of sums; `width` results come from a panel.
+template <typename F>
+HR_INLINE void each_own(int64_t m, int64_t c, int64_t width, F&& visit) {
+    const int64_t panels = (c + width - 1) / width;
+    Span columns = {0, panels}, rows = {0, m};
+    if (m <= kFewRows)
+        columns = own_part(panels);
+    else
+        rows = own_part(m);
+    const int64_t first = columns.low * width, size = std::min(columns.high * width, c) - first;
+    for (int64_t r = rows.low; r < rows.high; ++r) visit(r, first, size);
+#pragma omp barrier
+}
+
 template <typename T>
 void narrow(const float* x, int64_t m, int64_t c, T* y) {
-#pragma omp for
-    for (int64_t r = 0; r < m; ++r)
-        each_vector(c, [&](int64_t i, auto whole, int n) { put(y + r * c + i, take(x + r * c + i, whole, n), whole, n); });
+    each_own(m, c, kPanel, [&](int64_t r, int64_t first, int64_t size) {
+        const int64_t begin = r * c + first;
+        each_vector(size, [&](int64_t i, auto whole, int n) { put(y + begin + i, take(x + begin + i, whole, n), whole, n); });
+    });
 }
 
 // What the products of linear.cpp make of the sums of a gate: in turns 16 of it and 16 of what is gated.
 template <V16 (*F)(V16), typename T>
 void gated_sums(const float* x, int64_t m, int64_t ldx, int64_t c, T* y) {
-#pragma omp for
-    for (int64_t r = 0; r < m; ++r)
-        each_vector(c, [&](int64_t i, auto whole, int n) {
-            const float* gate = x + r * ldx + 2 * i;
-            put(y + r * c + i, F(load(gate)) * load(gate + kLanes), whole, n);
+    each_own(m, c, kLanes, [&](int64_t r, int64_t first, int64_t size) {
+        each_vector(size, [&](int64_t i, auto whole, int n) {
+            const float* gate = x + r * ldx + 2 * (first + i);
+            put(y + r * c + first + i, F(load(gate)) * load(gate + kLanes), whole, n);
         });
+    });
 }
 
 // x [m, heads, d], rows `stride` elements apart, turned in place; table [., 2 * half]: cosines, then sines.

@@ -2,8 +2,8 @@
 //
 // Weights of adapters lie wherever they were loaded. A table at a fixed address, with a line for each slot, tells where:
 // of each product first (address of A, rank) for each name stacked in it, then the address of B for each piece of its
-// outputs. A is packed as [ranks / 16][inputs / P][16][P] with P as in linear.h, B is [rank][outputs of the piece padded
-// to 16]. The rows of a step are told as `starts` [slots + 1] and `rows`: those of slot s are rows[starts[s]] and
+// outputs. A is packed as [ranks / 16][inputs / P][16][P] with P as in linear.h, B as [outputs of the piece / 32][rank]
+// [32], so that both are read from end to end. The rows of a step are told as `starts` [slots + 1] and `rows`: those of slot s are rows[starts[s]] and
 // following.
 //
 // A row's result is a function of the row and its adapter. Rows worked on together share what is loaded, never a sum:
@@ -18,7 +18,8 @@
 namespace headrace {
 namespace {
 
-constexpr int kRows = 6;  // rows that share what is loaded
+constexpr int kRows = 6;              // rows that share what is loaded
+constexpr int kColumns = 2 * kLanes;  // of B that lie together
 
 struct Piece {
     int64_t name;   // whose A goes with it
@@ -35,6 +36,8 @@ HR_INLINE void shrink_tile(const T* const* x, const T* a, int64_t inputs, float*
     for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = zero();
     int64_t i = 0;
     for (; i + 2 * P <= inputs; i += 2 * P) {
+        prefetch(a + i * kLanes + kAhead / sizeof(T));
+        prefetch(a + (i + P) * kLanes + kAhead / sizeof(T));
         auto first = Traits<T>::load(a + i * kLanes), second = Traits<T>::load(a + (i + P) * kLanes);
         HR_UNROLL
         for (int r = 0; r < R; ++r) {
@@ -102,14 +105,13 @@ void shrink(const T* x, int64_t ldx, int64_t inputs, const int32_t* starts, cons
 }
 
 template <int R, typename T>
-HR_INLINE void expand_tile(const float* const* h, const T* b, int64_t rank, int64_t padded, float* const* sums, int64_t step,
-                           int columns) {
+HR_INLINE void expand_tile(const float* const* h, const T* b, int64_t rank, float* const* sums, int64_t step, int columns) {
     V16 added[R][2];
     HR_UNROLL
     for (int r = 0; r < R; ++r) added[r][0] = added[r][1] = zero();
-    const int second = columns > kLanes ? kLanes : 0;  // where there is one block only, it is worked on twice
     for (int64_t k = 0; k < rank; ++k) {
-        V16 one = load(b + k * padded), other = load(b + k * padded + second);
+        prefetch(b + k * kColumns + kAhead / sizeof(T));
+        V16 one = load(b + k * kColumns), other = load(b + k * kColumns + kLanes);
         HR_UNROLL
         for (int r = 0; r < R; ++r) {
             V16 factor = splat(h[r][k]);
@@ -124,7 +126,7 @@ HR_INLINE void expand_tile(const float* const* h, const T* b, int64_t rank, int6
         else
             store_first(sums[r], load_first(sums[r], columns) + added[r][0], columns);
         float* next = sums[r] + step;
-        if (columns == 2 * kLanes)
+        if (columns == kColumns)
             store(next, load(next) + added[r][1]);
         else if (columns > kLanes)
             store_first(next, load_first(next, columns - kLanes) + added[r][1], columns - kLanes);
@@ -132,47 +134,58 @@ HR_INLINE void expand_tile(const float* const* h, const T* b, int64_t rank, int6
 }
 
 template <int R = kRows, typename T>
-HR_INLINE void expand_rows(int n, const float* const* h, const T* b, int64_t rank, int64_t padded, float* const* sums,
-                           int64_t step, int columns) {
+HR_INLINE void expand_rows(int n, const float* const* h, const T* b, int64_t rank, float* const* sums, int64_t step,
+                           int columns) {
     if constexpr (R > 0) {
         if (n == R)
-            expand_tile<R>(h, b, rank, padded, sums, step, columns);
+            expand_tile<R>(h, b, rank, sums, step, columns);
         else
-            expand_rows<R - 1>(n, h, b, rank, padded, sums, step, columns);
+            expand_rows<R - 1>(n, h, b, rank, sums, step, columns);
+    }
+}
+
+// sums[row] += h[row] B, in one block of columns of a piece, for rows[0 .. count).
+template <typename T>
+HR_INLINE void expand_block(const Piece& piece, int64_t block, const T* b, int64_t rank, const int32_t* rows, int64_t count,
+                            const float* h, int64_t ldh, float* sums, int64_t lds) {
+    const int columns = int(std::min<int64_t>(kColumns, piece.size - block * kColumns));
+    for (int64_t begin = 0; begin < count; begin += kRows) {
+        const int n = int(std::min<int64_t>(kRows, count - begin));
+        const float* from[kRows];
+        float* to[kRows];
+        for (int r = 0; r < n; ++r) {
+            from[r] = h + rows[begin + r] * ldh;
+            to[r] = sums + rows[begin + r] * lds + piece.first + block * 2 * piece.step;
+        }
+        expand_rows(n, from, b + block * rank * kColumns, rank, to, piece.step, columns);
     }
 }
 
 // sums[row] += h[row] B, for each piece of each slot that has rows; other rows are not touched.
+//
+// A thread adds to the panels that it has summed, which are in its cache.
 template <typename T>
 void expand(const float* h, float* sums, int64_t lds, const int32_t* starts, const int32_t* rows, int64_t slots,
             const int64_t* table, int64_t line, int64_t names, int64_t most, const int64_t* pieces, int64_t num_pieces) {
-    const int64_t ldh = names * most;
+    const int64_t ldh = names * most, panels = (lds + kPanel - 1) / kPanel;
     const Piece* all = reinterpret_cast<const Piece*>(pieces);
+    const Span own = own_part(panels);
     for (int64_t slot = 0; slot < slots; ++slot) {
-        if (starts[slot] == starts[slot + 1]) continue;
+        const int64_t count = starts[slot + 1] - starts[slot];
+        if (count == 0) continue;
         const int64_t* entries = table + slot * line;
         for (int64_t p = 0; p < num_pieces; ++p) {
             const Piece& piece = all[p];
             const int64_t rank = entries[2 * piece.name + 1];
             if (rank == 0) continue;
             const T* b = reinterpret_cast<const T*>(entries[2 * names + p]);
-            const int64_t padded = (piece.size + kLanes - 1) / kLanes * kLanes;
-            const int64_t blocks = (piece.size + 2 * kLanes - 1) / (2 * kLanes);
-#pragma omp for nowait
-            for (int64_t block = 0; block < blocks; ++block) {
-                const int64_t column = block * 2 * kLanes;
-                const int columns = int(std::min<int64_t>(2 * kLanes, piece.size - column));
-                for (int64_t begin = starts[slot]; begin < starts[slot + 1]; begin += kRows) {
-                    const int n = int(std::min<int64_t>(kRows, starts[slot + 1] - begin));
-                    const float* from[kRows];
-                    float* to[kRows];
-                    for (int r = 0; r < n; ++r) {
-                        from[r] = h + rows[begin + r] * ldh + piece.name * most;
-                        to[r] = sums + rows[begin + r] * lds + piece.first + block * 2 * piece.step;
-                    }
-                    expand_rows(n, from, b + column, rank, padded, to, piece.step, columns);
-                }
-            }
+            // Blocks that begin in its panels.
+            auto first_from = [&](int64_t panel) {
+                const int64_t step = 2 * piece.step, behind = panel * kPanel - piece.first;
+                return std::clamp<int64_t>((behind + step - 1) / step, 0, (piece.size + kColumns - 1) / kColumns);
+            };
+            for (int64_t block = first_from(own.low), last = first_from(own.high); block < last; ++block)
+                expand_block(piece, block, b, rank, rows + starts[slot], count, h + piece.name * most, ldh, sums, lds);
         }
     }
 #pragma omp barrier

@@ -12,6 +12,7 @@ import zmq
 
 from headrace.core.errors import EngineError, HeadraceError
 from headrace.process.child import ParentLine
+from headrace.process.collecting import keep_what_started
 from headrace.process.launch import LaunchSpec, started_from
 from headrace.process.logs import LogChoice, set_up_logs
 
@@ -55,6 +56,7 @@ def main() -> int:
     except HeadraceError as error:
         parent.failed(error)
         return 1
+    keep_what_started()
     stops.append(server)
     parent.ready(str(server.report))
     try:

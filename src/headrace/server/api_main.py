@@ -18,6 +18,7 @@ import uvicorn
 from headrace.async_llm import AsyncLLM
 from headrace.core.errors import EngineError, HeadraceError
 from headrace.process.child import ParentLine
+from headrace.process.collecting import keep_what_started
 from headrace.process.launch import LaunchSpec, started_from
 from headrace.process.logs import LogChoice, set_up_logs
 from headrace.server.options import ServerSection
@@ -60,6 +61,7 @@ def main() -> int:
     except HeadraceError as error:
         parent.failed(error)
         return 1
+    keep_what_started()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(api.run())
     return 0

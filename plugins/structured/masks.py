@@ -126,7 +126,9 @@ class Constrained:
 
         Raises `RequestError` where it does not fit.
         """
-        known, self.guess = self.guess == token_id, None if self.guess == token_id else self.guess
+        known = self.guess == token_id
+        if known:
+            self.guess = None
         self.withdraw()
         if self.num_free((token_id,)):
             self._latest = (*self._latest, token_id)[-len(self.after_ids) :]

@@ -141,7 +141,6 @@ def test_objects_of_this_process_are_refused_with_the_ways_out(tiny: str) -> Non
 PLUGIN = """
 import gc
 import os
-import time
 
 from headrace import hookimpl
 
@@ -167,10 +166,8 @@ class Tellers:
         self.share("favour/value", value)
         return os.getpid()
 
-    def collect(self):
-        begun = time.process_time()
-        gc.collect()
-        return gc.get_freeze_count(), time.process_time() - begun
+    def objects(self):
+        return gc.get_freeze_count(), len(gc.get_objects())
 
     def __getattr__(self, name):
         if name.startswith("on_"):
@@ -200,9 +197,9 @@ def test_plugins_of_files_work_in_the_engines_process(tiny: str, tmp_path: Path)
             [[1, 2]], params, use_tqdm=False
         )  # what is shared comes with the next word of the engine
         assert llm.front.shared["favour/value"] == {"a": [1]}
-        frozen, seconds = llm.client.call("favour", "collect")
+        frozen, looked_at = llm.client.call("favour", "objects")
         assert frozen > 50_000, "what starting made is left alone"
-        assert seconds < 0.03
+        assert looked_at < frozen / 4
 
 
 def test_a_wrong_option_of_the_engine_is_raised_here(tiny: str) -> None:

@@ -2,9 +2,9 @@
 //
 // Weights of adapters lie wherever they were loaded. A table at a fixed address, with a line for each slot, tells where:
 // of each product first (address of A, rank) for each name stacked in it, then the address of B for each piece of its
-// outputs. A is packed as [ranks / 16][inputs / P][16][P] with P as in linear.h, B as [outputs of the piece / 32][rank]
-// [32], so that both are read from end to end. The rows of a step are told as `starts` [slots + 1] and `rows`: those of slot s are rows[starts[s]] and
-// following.
+// outputs. A is packed as [ranks / 16][inputs / P][16][P] with P as in linear.h, B as [outputs of the piece / 32][rank][32]:
+// both are read from end to end. The rows of a step are told as `starts` [slots + 1] and `rows`: those of slot s are
+// rows[starts[s]] and following.
 //
 // A row's result is a function of the row and its adapter. Rows worked on together share what is loaded, never a sum:
 // x A^T is two chains over the inputs, in turns of P, and their sum; (...) B is one chain over the ranks.

@@ -151,7 +151,9 @@ def test_a_line_of_a_real_engine(
                 async for _ in answer:
                     if any("running 1" in line for line in caplog.messages):
                         break
-            await readings.more(3)  # the one that was under way when it ended, the one that tells of it, and one more
+            await readings.more(
+                3
+            )  # the one that was under way when it ended, the one that tells of it, and one more
             told = len(caplog.messages)
             await readings.more(3)
             assert len(caplog.messages) == told

@@ -226,7 +226,7 @@ class Supervisor:
             teller.connect(self._core.address)
             teller.send(Codec(self._started.plugins.registry.stash_keys).encode(Gone(front)))
 
-    def _tell_apis(self, order: dict[str, str]) -> None:
+    def _tell_apis(self, order: dict[str, Any]) -> None:
         for api in self._apis:
             api.child.order(order)
 
@@ -243,7 +243,9 @@ class Supervisor:
 
     def _on_signal(self, number: signal.Signals) -> None:
         """The first signal drains, the second ends everything at once."""
-        if self._is_draining or not self._announced:
+        # One API process is enough to be asked: whoever was must get the answer.
+        was_asked = self._announced or (self._core_is_ready and any(api.is_ready for api in self._apis))
+        if self._is_draining or not was_asked:
             self._end(128 + number)
             return
         self._is_draining = True
@@ -253,6 +255,9 @@ class Supervisor:
         logger.info(
             "%s: running requests have %g s to end; a second signal ends them now", number.name, seconds
         )
-        for api in self._apis:
-            api.child.order({"drain": seconds})
+        for api in [api for api in self._apis if not api.is_ready]:
+            self._unwatch(api.child)
+            api.child.kill()
+            self._apis.remove(api)
+        self._tell_apis({"drain": seconds})
         asyncio.get_running_loop().call_later(seconds + CLOSE_SECONDS, self._end, 0)

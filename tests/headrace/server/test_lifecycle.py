@@ -92,6 +92,24 @@ def test_a_killed_engine_fails_every_request_and_the_health(server: Server) -> N
     end(server)
 
 
+def test_sigterm_before_all_api_processes_are_there_lets_running_requests_end(tmp_path: Path) -> None:
+    with serving(tmp_path, "--api-server-count", "2", wait=False) as server:
+        parent = psutil.Process(server.process.pid)
+
+        def api_processes() -> list[psutil.Process]:
+            return [child for child in parent.children() if "api" in " ".join(child.cmdline())]
+
+        server.wait_until(lambda: len(api_processes()) == 2)
+        api_processes()[1].suspend()
+        server.wait_until(server.is_ready, 120)
+        opened = server.begin(prompt="The river", max_tokens=400, ignore_eos=True, stream=True)
+        server.wait_running(1)
+        assert not server.is_announced(), "the second process was there before it was stopped"
+        end(server, seconds=60)
+        assert opened.wait().body.endswith("data: [DONE]\n\n"), opened
+        assert opened.body.count("data: ") > 400
+
+
 def engine_of(server: Server) -> int | None:
     """The process of the engine that answers."""
     status, health = server.get("/health")

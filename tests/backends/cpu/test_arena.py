@@ -16,7 +16,7 @@ SIZE = 64 << 20
 
 
 def mapping_of(address: int) -> dict[str, int]:
-    """Return what the system says of the mapping around an address, in bytes or as 0 and 1; {} where there is none."""
+    """Return what the system says of the mapping around an address, in bytes or 0 and 1; {}: there is none."""
     facts: dict[str, int] = {}
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():

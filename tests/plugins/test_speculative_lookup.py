@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.core.interfaces import BatchRow
@@ -34,8 +34,7 @@ def best(ids: list[int], shortest: int, longest: int) -> Match | None:
     return max((m for m in found if m.length >= shortest), default=None)
 
 
-# A machine that stops for a second while a few lists are drawn is not too slow.
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=150)
 @given(st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=8), st.integers(1, 3), st.integers(0, 3))
 def test_matches_are_those_of_a_search_through_everything(
     parts: list[list[int]], shortest: int, more: int

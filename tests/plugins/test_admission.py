@@ -251,10 +251,10 @@ def test_parked_requests_are_ended_while_nothing_runs() -> None:
     config = EngineConfig(model="none", sections={"admission": AdmissionSection(queue_timeout=0.2)})
     admission.append(Admission(CoreContext(config, Registry(), threading.Event().set, finish=finish)))
     sim = Simulation(constraints=[*admission, Gate()])
-    sim.add("parked", [1, 2, 3])
     begun = time.monotonic()
+    sim.add("parked", [1, 2, 3])
     steps = sim.run()
-    assert 0.15 < time.monotonic() - begun < 1
+    assert time.monotonic() - begun >= 0.2
     assert steps < 20  # it slept in between
     assert sim.reasons == {"parked": "error"}
 
@@ -366,15 +366,16 @@ LONG: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True}
 @pytest.mark.parametrize("engine_process", [False, True])
 def test_a_deadline_reaches_the_engine_in_either_place(tiny: str, engine_process: bool) -> None:
     with LLM(tiny, engine_process=engine_process, show_report=False) as llm:
-        begun = time.monotonic()
         output, other = llm.generate(
             [[1, 2, 3], [4, 5, 6]],
             [SamplingParams(timeout=0.5, n=2, **LONG), SamplingParams(max_tokens=9, ignore_eos=True)],
             use_tqdm=False,
         )
-        assert time.monotonic() - begun < 5
         assert [answer.finish_reason for answer in output.outputs] == ["timeout", "timeout"]
-        assert all(0 < len(answer.token_ids) < 8000 for answer in output.outputs)
+        # None, where the machine stood still for so long; but never fewer than the engine counted.
+        assert all(len(answer.token_ids) < 8000 for answer in output.outputs)
+        held = sum(len(answer.token_ids) for answer in (*output.outputs, *other.outputs))
+        assert held == llm.metrics()["generation_tokens"]
         assert output.error is None
         assert other.outputs[0].finish_reason == "length"
         assert llm.metrics()['request_success{finished_reason="timeout"}'] == 2
@@ -386,31 +387,60 @@ def test_a_deadline_must_be_a_time(tiny: str, value: Any) -> None:
         llm.generate([[1]], SamplingParams(timeout=value), use_tqdm=False)
 
 
-def test_a_server_under_load_refuses_and_serves_those_it_took(tiny: str) -> None:
-    async def load() -> tuple[list[RequestOutput], dict[str, float]]:
-        async with await AsyncLLM.start(
-            tiny, engine_process=False, max_num_seqs=2, max_num_queued_requests=4, queue_timeout=0.5
-        ) as llm:
+def under_load(
+    tiny: str, questions: int, refused: Callable[[dict[str, float]], bool], **options: Any
+) -> tuple[list[RequestOutput], RequestOutput, dict[str, float]]:
+    """Ask while two requests hold both places, until some are refused; then one more, when the places are free."""
 
-            async def ask(i: int, **params: Any) -> RequestOutput:
-                async for output in llm.generate([i, 2, 3], SamplingParams(ignore_eos=True, **params)):
+    async def load() -> tuple[list[RequestOutput], RequestOutput, dict[str, float]]:
+        async with await AsyncLLM.start(tiny, engine_process=False, max_num_seqs=2, **options) as llm:
+
+            async def ask(i: int, max_tokens: int) -> RequestOutput:
+                params = SamplingParams(ignore_eos=True, max_tokens=max_tokens)
+                async for output in llm.generate([i, 2, 3], params):
                     last = output
                 return last
 
-            busy = [asyncio.create_task(ask(i, max_tokens=8000, timeout=1.5)) for i in range(2)]
-            while (await llm.metrics())["num_requests_running"] < 2:
-                await asyncio.sleep(0.01)
-            outputs = await asyncio.gather(*(ask(i, max_tokens=5) for i in range(10, 17)))
-            await asyncio.gather(*busy)
-            outputs.append(await ask(50, max_tokens=5))
-            return outputs, dict(await llm.metrics())
+            async def until(holds: Callable[[dict[str, float]], bool]) -> None:
+                while not holds(dict(await llm.metrics())):
+                    assert not any(task.done() for task in busy), "both places were to be held"
+                    await asyncio.sleep(0.01)
 
-    outputs, told = asyncio.run(load())
-    *first, last = outputs
-    assert {output.outputs[0].finish_reason for output in first} == {"error"}
-    assert {output.outputs[0].error_kind for output in first} == {OverloadedError.kind}
-    full = [output for output in first if "max_num_queued_requests is 4" in (output.error or "")]
-    assert len(full) == told['admission_rejections{reason="queue_full"}'] == 3
-    assert told['admission_rejections{reason="queue_timeout"}'] == 4
+            busy = [asyncio.create_task(ask(i, 8000)) for i in range(2)]
+            await until(lambda told: told["num_requests_running"] == 2)
+            asked = [asyncio.create_task(ask(i, 5)) for i in range(10, 10 + questions)]
+            await until(refused)
+            for task in busy:
+                task.cancel()
+            outputs = await asyncio.gather(*asked)
+            last = await ask(50, 5)
+            return outputs, last, dict(await llm.metrics())
+
+    return asyncio.run(load())
+
+
+def test_a_server_under_load_refuses_and_serves_those_it_took(tiny: str) -> None:
+    outputs, last, told = under_load(
+        tiny,
+        7,
+        lambda told: told['admission_rejections{reason="queue_full"}'] == 3,
+        max_num_queued_requests=4,
+    )
+    assert [output.outputs[0].finish_reason for output in outputs] == ["length"] * 4 + ["error"] * 3
+    for output in outputs[4:]:
+        assert output.outputs[0].error_kind == OverloadedError.kind
+        assert "max_num_queued_requests is 4" in (output.error or "")
     assert last.outputs[0].finish_reason == "length"
+    assert told['admission_rejections{reason="queue_full"}'] == 3
+    assert told["num_requests_running"] == told["num_requests_waiting"] == told["kv_cache_usage_perc"] == 0
+
+
+def test_a_server_under_load_ends_those_that_wait_too_long(tiny: str) -> None:
+    outputs, last, told = under_load(
+        tiny, 4, lambda told: told['admission_rejections{reason="queue_timeout"}'] == 4, queue_timeout=0.5
+    )
+    assert {output.outputs[0].finish_reason for output in outputs} == {"error"}
+    assert {output.outputs[0].error_kind for output in outputs} == {OverloadedError.kind}
+    assert last.outputs[0].finish_reason == "length"
+    assert told['admission_rejections{reason="queue_timeout"}'] == 4
     assert told["num_requests_running"] == told["num_requests_waiting"] == told["kv_cache_usage_perc"] == 0

@@ -103,13 +103,13 @@ def test_a_step_takes_no_longer_in_a_long_request(kind: str) -> None:
     index = SuffixIndex(2, 4)
     index.extend(ids)
     found = 0
-    started = time.perf_counter()
+    started = time.thread_time()
     for step in range(2000):
         match = index.match()
         drafts = index.following(match.position, 5) if match else []
         found += len(drafts)
         index.extend([*drafts[: step % 3], step % 7])
-    assert time.perf_counter() - started < 2000 * 4e-4
+    assert time.thread_time() - started < 2000 * 4e-4
     assert found > 2000
 
 

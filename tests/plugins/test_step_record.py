@@ -253,7 +253,9 @@ def test_steps_of_an_engine_over_http(tiny: str) -> None:
             add_routes(HttpContext(app, llm, llm.front.config, llm.front.registry))
             async for _ in llm.generate([11, 12, 13], SamplingParams(max_tokens=5, ignore_eos=True)):
                 pass
-            await asyncio.sleep(0.2)  # the last plan tells workers who is gone
+            async with asyncio.timeout(60):  # the last plan, which has no request, tells workers who is gone
+                while (await get(app, "/debug/steps?limit=1"))[1]["steps"][0]["requests"]:
+                    await asyncio.sleep(0.01)
             return [
                 await get(app, f"/debug/steps{query}") for query in ("", "?limit=2", "?limit=0", "?limit=x")
             ]

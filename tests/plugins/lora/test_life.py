@@ -32,10 +32,10 @@ def answer(llm: LLM, prompt: Sequence[int], name: str | None, params: SamplingPa
 def load(llm: LLM, name: str, path: Path, in_place: bool = False) -> dict[str, Any]:
     """Load as a server's route does, for an engine whose loop nobody runs."""
     outcome = llm.client.call("lora", "load", name, str(path), in_place)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 300  # loading is done at the lowest priority
     while "ticket" in outcome:
-        found = llm.client.call("lora", "loaded", outcome["ticket"])
         assert time.monotonic() < deadline
+        found = llm.client.call("lora", "loaded", outcome["ticket"])
         time.sleep(0.002)
         outcome = found or outcome
     return dict(outcome)

@@ -99,7 +99,9 @@ def test_a_plugin_that_fails_for_one_request_harms_no_other(how: str, words: str
 def test_deleting_an_engine_frees_its_memory() -> None:
     """Source: vllm-project/vllm#21073."""
     process = psutil.Process()
-    children = set(process.children())  # other tests may have left some, such as Python's tracker of resources
+    children = set(
+        process.children()
+    )  # other tests may have left some, such as Python's tracker of resources
     answers, sizes = [], []
     for _ in range(5):
         llm = make()

@@ -167,7 +167,7 @@ class PersistentBatch:
         num_blocks = -(-int((start + count).max()) // self._block_size)
         tables = [table[rows, :num_blocks] for table in self._tables]
         places, groups = attention_batches(tables, start, count, self._block_size, device)
-        ids = torch.from_numpy(self._tokens[np.repeat(rows, count), places.positions]).to(device)
+        ids = torch.from_numpy(self._tokens[rows[places.requests], places.positions]).to(device)
         positions = torch.from_numpy(places.positions).to(device)
         return StepInputs(states, start, count, places.query_start, ids, positions, groups)
 
@@ -177,6 +177,8 @@ class Places(NamedTuple):
 
     positions: NDArray[np.int64]
     """[N], each in its request."""
+    requests: NDArray[np.int64]
+    """[N], which of the R it is of."""
     query_start: NDArray[np.int32]
     """[R + 1], where a request's tokens begin among the N."""
 
@@ -194,12 +196,14 @@ def attention_batches(
     """
     query_start = np.zeros(len(starts) + 1, dtype=np.int32)
     np.cumsum(counts, out=query_start[1:])
-    # Token n of request r stands at start[r] + n - query_start[r].
-    positions = np.arange(query_start[-1], dtype=np.int64) + np.repeat(starts - query_start[:-1], counts)
     requests = np.repeat(np.arange(len(starts)), counts)
-    seq_lens = torch.from_numpy((starts + counts).astype(np.int32))
+    # Token n of request r stands at start[r] + n - query_start[r].
+    positions = np.arange(query_start[-1]) + (starts - query_start[:-1])[requests]
+    lengths = (starts + counts).astype(np.int32)
+    seq_lens = torch.from_numpy(lengths)
     device_positions = torch.from_numpy(positions).to(device)
-    blocks, offsets = positions // block_size, positions % block_size
+    blocks, offsets = np.divmod(positions, block_size)
+    longest_query, longest = int(counts.max()), int(lengths.max())
     groups = [
         AttentionBatch(
             query_start=torch.from_numpy(query_start),
@@ -209,9 +213,9 @@ def attention_batches(
             slot_mapping=torch.from_numpy(table[requests, blocks].astype(np.int64) * block_size + offsets).to(
                 device
             ),
-            max_query_len=int(counts.max()),
-            max_seq_len=int((starts + counts).max()),
+            max_query_len=longest_query,
+            max_seq_len=longest,
         )
         for table in tables
     ]
-    return Places(positions, query_start), groups
+    return Places(positions, requests, query_start), groups

@@ -45,7 +45,8 @@ class LogprobsReport:
     ) -> RawLogits:
         """Keep the rows of `logits` [S, V] that raw values are asked of. changes: whether a request's may change."""
         asking = [i for i, row in enumerate(rows) if self.asks(row.params, "raw")]
-        if len(asking) == len(rows) and not any(changes(row.request_id) for row in rows):
+        stay = len(asking) == len(rows) and not any(changes(row.request_id) for row in rows)
+        if stay or not asking:
             return RawLogits(asking, logits)
         return RawLogits(asking, logits[asking])  # a copy
 

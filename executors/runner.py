@@ -279,10 +279,10 @@ class ModelRunner:
         return not state.drafts and self._sampler.draws_first(state.request_id)
 
     def _logits(self, hidden: torch.Tensor, rows: list[int]) -> torch.Tensor:
-        """Make logits of rows of the step."""
+        """Make logits of rows of the step, which rise."""
         for wrapper in self._wrappers:
             wrapper.on_head_rows(rows)
-        return self._model.logits(hidden[rows])
+        return self._model.logits(hidden if len(rows) == len(hidden) else hidden[rows])
 
     def _outcome(self, inputs: StepInputs, index: int, sampled: list[Sampled]) -> RequestResult:
         """Accept what was drawn, as long as drafts are what was drawn."""

@@ -25,6 +25,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -52,8 +53,7 @@ class SamplingOps:
     score: Score = score
 
 
-@dataclass(frozen=True)
-class Sampled:
+class Sampled(NamedTuple):
     """What one row gave."""
 
     token_id: int
@@ -282,7 +282,7 @@ def _best(logits: torch.Tensor) -> _Best:
     # numpy's argmax is single-threaded, takes the first of equals and stops at NaN, all in one pass.
     values = logits.numpy()
     ids = values.argmax(axis=1)
-    return _Best(ids, np.take_along_axis(values, ids[:, None], axis=1)[:, 0])
+    return _Best(ids, values[np.arange(len(ids)), ids])
 
 
 def _unusable(largest: float) -> str | None:

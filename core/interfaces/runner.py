@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 if TYPE_CHECKING:
     import torch
     from pydantic import BaseModel
@@ -29,8 +31,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class BatchRow:
+class BatchRow(msgspec.Struct, frozen=True):
     """One request in a step, on the worker."""
 
     request_id: str
@@ -88,8 +89,7 @@ class DraftDistribution:
     """[K] float64 on the host, their sum is 1."""
 
 
-@dataclass(frozen=True)
-class LogitsRow:
+class LogitsRow(msgspec.Struct, frozen=True):
     """One row of logits and what the token drawn from it depends on."""
 
     request_id: str

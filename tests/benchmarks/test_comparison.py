@@ -148,9 +148,12 @@ def test_nothing_an_engine_started_outlives_it(script: Script, tmp_path: Path) -
         "open(sys.argv[2], 'w').write(json.dumps({'pid': child.pid}))\n"
     )
     found = script("compare").run_script([sys.executable, parent], {}, 60)
-    for _ in range(100):
-        state = Path(f"/proc/{found['pid']}/stat")
-        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+    for _ in range(600):
+        try:
+            state = Path(f"/proc/{found['pid']}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        if state.rpartition(")")[2].split()[0] == "Z":
             return
         time.sleep(0.05)
     pytest.fail(f"process {found['pid']} still runs")

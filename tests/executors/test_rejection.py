@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from headrace.backends.cpu.ops import CpuOps
@@ -70,7 +70,7 @@ def steps(params: SamplingParams, drafter: torch.Tensor, count: int) -> Iterator
         rows = [LogitsRow(f"r{i}", own, stash, 1, position, tokens, position) for i, own in enumerate(seeded)]
         drafts = drafting.sample(rows, drafter.expand(ROWS, V).clone())
         yield [
-            dataclasses.replace(row, draft=draft.token_id, draft_distribution=offered)
+            replace(row, draft=draft.token_id, draft_distribution=offered)
             for row, draft in zip(rows, drafts, strict=True)
         ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from headrace.backends.cpu.ops import CpuOps
 from headrace.core.errors import PluginCallError, RequestError
@@ -492,7 +492,7 @@ def judged_and_masked(
     masked = sampler.sample(rows, logits.clone())
     for judge in judges:
         judge.masked.clear()
-    rows = [dataclasses.replace(row, drawn_first=sampler.draws_first(row.request_id)) for row in rows]
+    rows = [replace(row, drawn_first=sampler.draws_first(row.request_id)) for row in rows]
     return sampler.sample(rows, logits.clone()), masked, judges
 
 
@@ -524,7 +524,7 @@ def test_raw_logprobs_are_those_of_the_model_where_a_token_is_drawn_first() -> N
         assert sampler.draws_first("r1") is first
         logits = random_logits()
         (masked,) = sampler.sample([row], logits.clone())
-        (judged,) = sampler.sample([dataclasses.replace(row, drawn_first=first)], logits.clone())
+        (judged,) = sampler.sample([replace(row, drawn_first=first)], logits.clone())
         assert judged == masked
 
 
@@ -552,7 +552,7 @@ def test_a_refused_token_with_nothing_beside_it_fails_its_request(temperature: f
     params = SamplingParams(temperature=temperature, seed=1)
     row, sampler = make_row(params), Sampler([], [Nothing(1)], V)
     sampler.add(new_request(row))
-    (found,) = sampler.sample([dataclasses.replace(row, drawn_first=True)], random_logits())
+    (found,) = sampler.sample([replace(row, drawn_first=True)], random_logits())
     assert (found.token_id, found.error_kind) == (-1, "request")
     assert "leave none of the vocabulary" in (found.error or "")
 
@@ -565,4 +565,4 @@ def test_a_failing_judge_is_named() -> None:
     row, sampler = make_row(SamplingParams(temperature=0.0)), Sampler([], [Broken(1)], V)
     sampler.add(new_request(row))
     with pytest.raises(PluginCallError, match="'judge' failed in on_drawn: ValueError: no opinion"):
-        sampler.sample([dataclasses.replace(row, drawn_first=True)], random_logits())
+        sampler.sample([replace(row, drawn_first=True)], random_logits())

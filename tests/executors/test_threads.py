@@ -164,8 +164,9 @@ from headrace.executors.process import set_threads
 import torch
 choice = set_threads()
 x = torch.randn(1 << 20)
-end = time.monotonic() + 1
-while time.monotonic() < end:
+# Half a second of each thread's own time, which neighbours on the same cores do not take from.
+end = time.process_time() + 0.5 * choice.count
+while time.process_time() < end:
     torch.exp(x)
 def ticks(task):
     return sum(map(int, (task / "stat").read_text().rpartition(")")[2].split()[11:13]))

@@ -186,7 +186,7 @@ def test_what_another_part_refuses_takes_no_room() -> None:
     for options in ({"others": (Refuses(),)}, {}):
         engine = Engine(max_num_seqs=1, max_num_queued_requests=2, queue_timeout=5, **options)
         if not options:
-            engine.sim.scheduler._queue._policy = Confused()
+            engine.sim.scheduler._roster.queue._policy = Confused()
         engine.add(*(f"bad{i}" for i in range(9)), timeout=3)
         engine.step()
         assert len(engine.sim.errors) == 9
@@ -231,7 +231,8 @@ def test_a_request_that_was_preempted_had_its_place() -> None:
     engine = Engine(queue_timeout=5)
     engine.add("a", max_tokens=20)
     engine.step(3)
-    engine.sim.scheduler._restart(engine.sim.scheduler._requests["a"])
+    roster = engine.sim.scheduler._roster
+    roster.restart(next(iter(roster)))
     engine.sim.scheduler.pause()
     engine.clock.now += 10
     engine.step()

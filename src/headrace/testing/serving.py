@@ -20,14 +20,16 @@ from typing import Any
 
 import psutil
 
-__all__ = ["Open", "Server", "free_port", "serving"]
+__all__ = ["Open", "Server", "reserved_port", "serving"]
 
 
-def free_port() -> int:
-    """A port that is free now."""
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port that nobody else is given meanwhile, and that a server with `SO_REUSEADDR` can listen on."""
     with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+        yield int(sock.getsockname()[1])
 
 
 @dataclass
@@ -131,22 +133,26 @@ class Server:
         except (OSError, http.client.HTTPException):
             return False
 
+    def is_announced(self) -> bool:
+        """Whether all its processes are there, as its log says: `/ready` is the word of one of them."""
+        return f"://127.0.0.1:{self.port}" in self.log.read_text()
+
     def wait_running(self, count: int) -> None:
         """Wait until so many requests run."""
         self.wait_until(lambda: self.metric("num_requests_running") == count)
 
-    def wait_drained(self) -> None:
-        """Wait until nothing runs or waits and no block is held, five seconds at most."""
+    def wait_drained(self, seconds: float = 10) -> None:
+        """Wait until nothing runs or waits and no block is held."""
         self.wait_until(
             lambda: (
                 self.metric("num_requests_running") == 0
                 and self.metric("num_requests_waiting") == 0
                 and self.metric("kv_cache_usage_perc") == 0
             ),
-            5,
+            seconds,
         )
 
-    def check_gone(self, pids: list[int], seconds: float = 10) -> None:
+    def check_gone(self, pids: list[int], seconds: float = 30) -> None:
         """Raise unless processes, sockets and port are gone."""
         # A child that was just born is in no list of pids; it tidies up when it goes.
         self.wait_until(
@@ -164,11 +170,17 @@ class Server:
 
 @contextlib.contextmanager
 def serving(tmp_path: Path, *flags: str, model: str = "smollm2", wait: bool = True) -> Iterator[Server]:
-    """Start a server, and end it with all its children whatever happens."""
-    port = free_port()
-    log = tmp_path / f"server-{port}.log"
-    # Sockets go to a folder of this server's own, whose path is short: what is left in it is this server's.
-    with log.open("w") as stderr, tempfile.TemporaryDirectory(prefix="hr-") as folder:
+    """Start a server, and end it with all its children whatever happens.
+
+    wait: until it takes requests and has said where. Not for servers that log less than that.
+    """
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(reserved_port())
+        log = tmp_path / f"server-{port}.log"
+        stderr = stack.enter_context(log.open("w"))
+        # Sockets go to a folder of this server's own, whose path is short: what is left in it is this server's.
+        # Children of a parent that was killed may still be taking theirs away.
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hr-", ignore_cleanup_errors=True))
         process = subprocess.Popen(
             [sys.executable, "-m", "headrace", "serve", model, "--port", str(port), *flags],
             stderr=stderr,
@@ -178,7 +190,9 @@ def serving(tmp_path: Path, *flags: str, model: str = "smollm2", wait: bool = Tr
         server = Server(process, port, log, Path(folder))
         try:
             if wait:
-                server.wait_until(lambda: server.is_ready() or process.poll() is not None, 60)
+                server.wait_until(
+                    lambda: process.poll() is not None or (server.is_ready() and server.is_announced()), 120
+                )
                 assert process.poll() is None, log.read_text()
             yield server
         finally:

@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,9 @@ import openai
 import pytest
 import uvicorn
 
-from headrace import AsyncLLM
+from headrace import AsyncLLM, hookimpl
+from headrace.core.interfaces import EngineListener
+from headrace.core.plan import StepPlan
 from headrace.server.app import build_app
 from headrace.server.options import ServerSection
 
@@ -57,6 +60,28 @@ class Answer:
         return [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
 
 
+class Pace(EngineListener):
+    """A plugin that makes an engine slow where a test must see it in the middle of its work."""
+
+    name = "pace"
+    headrace_api = ">=1,<2"
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """What every step takes at least."""
+        self.steps: threading.Semaphore | None = None
+        """Where there is one, every step takes one from it. A step that gets none within 30 s fails."""
+
+    @hookimpl
+    def headrace_register(self, registrar: Any) -> None:
+        registrar.engine_listener("pace", lambda context: self)
+
+    def on_plan(self, plan: StepPlan) -> None:
+        time.sleep(self.seconds)
+        if self.steps is not None and not self.steps.acquire(timeout=30):
+            raise TimeoutError("nobody let the next step be taken")
+
+
 @dataclass
 class Http:
     """One application of an engine, at a port."""
@@ -64,6 +89,7 @@ class Http:
     port: int
     engine: AsyncLLM
     loop: asyncio.AbstractEventLoop
+    pace: Pace
     clients: list[openai.OpenAI] = field(default_factory=list)
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
@@ -113,7 +139,12 @@ class Http:
         server = serve(self.engine, options)
         task = asyncio.run_coroutine_threadsafe(server.serve(), self.loop)
         try:
-            yield Http(self.run(port_of(server)), self.engine, self.loop)
+            http = Http(self.run(port_of(server)), self.engine, self.loop, self.pace)
+            try:
+                yield http
+            finally:
+                for client in http.clients:
+                    client.close()
         finally:
             server.should_exit = True
             task.result(30)
@@ -140,7 +171,8 @@ async def port_of(server: uvicorn.Server) -> int:
 def serving(options: dict[str, Any], model: str = "smollm2", **engine_options: Any) -> Iterator[Http]:
     """Start an engine and a server on a thread of their own."""
     ready: list[Http] = []
-    told, stop = threading.Event(), asyncio.Event()
+    told, stop, pace = threading.Event(), asyncio.Event(), Pace()
+    engine_options["plugins"] = [*engine_options.get("plugins", ()), pace]
 
     async def main() -> None:
         try:
@@ -148,7 +180,7 @@ def serving(options: dict[str, Any], model: str = "smollm2", **engine_options: A
             async with engine:
                 server = serve(engine, options)
                 task = asyncio.create_task(server.serve())
-                ready.append(Http(await port_of(server), engine, asyncio.get_running_loop()))
+                ready.append(Http(await port_of(server), engine, asyncio.get_running_loop(), pace))
                 told.set()
                 await stop.wait()
                 server.should_exit = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -115,18 +116,46 @@ def test_lines_come_while_there_is_something_to_say(caplog: pytest.LogCaptureFix
     assert [match[1] for match in running if match] == ["1", "0", "0"]
 
 
+class Counting:
+    """An engine's readings, and how many there were."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self.llm = llm
+        self.count = 0
+
+    async def call(self, plugin: str, method: str, *args: Any) -> Any:
+        raise AssertionError("not asked for")
+
+    async def metrics(self) -> Mapping[str, float]:
+        found = await self.llm.metrics()
+        self.count += 1
+        return found
+
+    async def more(self, count: int) -> None:
+        """Wait until it was read so many times from now."""
+        until = self.count + count
+        while self.count < until:
+            await asyncio.sleep(0.005)
+
+
 def test_a_line_of_a_real_engine(
     caplog: pytest.LogCaptureFixture, tiny_gguf: Callable[..., Path], tmp_path: Path
 ) -> None:
     async def run() -> None:
-        path = tiny_gguf(tmp_path / "tiny.gguf", {"llama.context_length": 4096})
+        path = tiny_gguf(tmp_path / "tiny.gguf", {"llama.context_length": 32768})
         async with await AsyncLLM.start(str(path), engine_process=False) as llm:
-            task = asyncio.create_task(log_stats(llm, 0.1))
-            async for _ in llm.generate([1, 2, 3], SamplingParams(max_tokens=400, ignore_eos=True)):
-                pass
-            await asyncio.sleep(0.3)
+            readings = Counting(llm)
+            task = asyncio.create_task(log_stats(readings, 0.02))
+            answer = llm.generate([1, 2, 3], SamplingParams(max_tokens=30_000, ignore_eos=True))
+            async with contextlib.aclosing(answer):
+                async for _ in answer:
+                    if any("running 1" in line for line in caplog.messages):
+                        break
+            await readings.more(
+                3
+            )  # the one that was under way when it ended, the one that tells of it, and one more
             told = len(caplog.messages)
-            await asyncio.sleep(0.3)
+            await readings.more(3)
             assert len(caplog.messages) == told
             task.cancel()
 

@@ -247,7 +247,7 @@ def test_many_schemas_and_clients_that_vanish_keep_nobody_out(http_server: Any) 
             connection.close()
         begun = time.monotonic()
         plain = [server.complete("A dog", max_tokens=8) for _ in range(10)]
-        assert time.monotonic() - begun < 30
+        assert time.monotonic() - begun < 120
         assert all(answer.status == 200 for answer in plain)
         for thread in threads:
             thread.join(60)

@@ -35,8 +35,6 @@ NAMED = {"type": "function", "function": {"name": "look_up"}}
 def hermes(server: Any) -> Iterator[Any]:
     with server.variant(tool_call_parser="hermes") as http:
         yield http
-    for client in http.clients:
-        client.close()
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import psutil
 import pytest
 from filelock import FileLock
@@ -47,6 +48,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see executors/openmp.py; torch is not loaded yet
+    # The same examples in every run, and none that fails because the machine stood still meanwhile.
+    hypothesis.settings.register_profile(
+        "headrace",
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.load_profile("headrace")
 
 
 @pytest.fixture(autouse=True)

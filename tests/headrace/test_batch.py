@@ -277,22 +277,25 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
 
 
 SLOW = """
-import asyncio, sys
+import asyncio, itertools, sys
 from contextlib import asynccontextmanager
 from headrace.cli import batch, main
+
+asked = itertools.count(1)
 
 @asynccontextmanager
 async def open_handler(args):
     async def handler(url, body):
         with open(sys.argv[1], "a") as log:
             log.write(body["prompt"] + "\\n")
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(3600 if next(asked) > int(sys.argv[2]) else 0.02)
         return 200, {"text": body["prompt"] * 500}
     yield handler
 
 batch.open_handler = open_handler
-main(sys.argv[2:])
+main(sys.argv[3:])
 """
+"""A batch whose handler answers so many requests, and then no more: however late it is ended, it is not done."""
 
 
 @pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -301,11 +304,14 @@ def test_a_process_that_is_ended_is_continued(tmp_path: Path, ended_by: signal.S
     count = 120
     source = write_lines(tmp_path / "in.jsonl", [request(f"r{n}") for n in range(count)])
     output, log = tmp_path / "out.jsonl", tmp_path / "log"
-    command = [sys.executable, "-c", SLOW, str(log), "batch", "x", "-i", str(source), "-o", str(output)]
-    command += ["--max-concurrency", "5"]
+    words = ["batch", "x", "-i", str(source), "-o", str(output), "--max-concurrency", "5"]
+
+    def command(most: int) -> list[str]:
+        return [sys.executable, "-c", SLOW, str(log), str(most), *words]
+
     finished: set[str] = set()
-    for least in (10, 40):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    for least, most in ((10, 35), (40, 60)):  # of the first run there are fewer than the second waits for
+        process = subprocess.Popen(command(most), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         deadline = time.monotonic() + 60
         while not output.exists() or output.read_bytes().count(b"\n") < least:
             assert process.poll() is None, process.communicate()
@@ -320,7 +326,7 @@ def test_a_process_that_is_ended_is_continued(tmp_path: Path, ended_by: signal.S
         assert finished < now
         finished = now
         asked_before = collections.Counter(log.read_text().split("\n"))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command(count), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert (
         f"{count} requests: {len(finished)} were there already, {count - len(finished)} answered"

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import statistics
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,17 +180,41 @@ def test_every_figure_follows_from_the_details(capsys: Any, tmp_path: Path, fake
     assert found["max_concurrent_requests"] == max(at_once) <= 6
     assert fake_server.behaviour.most_running == 6
     assert max(found["queue_times"]) > 0.01
-    assert min(found["ttfts"][i] for i in good) >= 0.9 * 0.02
-    assert found["median_itl_ms"] >= 3
+    # No sooner than they were sent; when they were read depends on the machine.
+    assert ttfts.min() >= 0.9 * 0.02
+    assert (ends >= 0.9 * (0.02 + 0.003 * (np.array(outputs) - 1))).all()
+    assert itls.max() >= 0.9 * 0.003
+
+
+@contextlib.contextmanager
+def lateness() -> Iterator[list[float]]:
+    """Gather by how many seconds a thread of this process wakes too late: nobody here can be on time then."""
+    late: list[float] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            begun = time.perf_counter()
+            time.sleep(0.01)
+            late.append(time.perf_counter() - begun - 0.01)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield late
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_requests_are_sent_at_their_times(capsys: Any, tmp_path: Path, fake_server: Any) -> None:
     words = ["--request-rate", "100", "--burstiness", "0.5", "--seed", "3", *random_lengths(30, 5, 1)]
-    _, found = run(capsys, tmp_path, fake_server, *words)
+    with lateness() as machine:
+        _, found = run(capsys, tmp_path, fake_server, *words)
     starts = np.array(found["start_times"])
     planned = np.array(arrival_times(30, 100, burstiness=0.5, seed=3))
     late = (starts - starts[0]) - (planned - planned[0])
-    assert abs(np.median(late)) < 0.05
+    assert abs(np.median(late)) < 0.05 + sum(machine)
     assert found["duration"] > planned[-1] == pytest.approx(0.3)
     assert found["workload"]["seed"] == 3
 
@@ -270,14 +299,15 @@ def test_requests_that_fail_are_told(
     assert said.startswith(f"error: 1 of 1 warm-ups failed; the first: {text}")
 
 
-def test_a_server_that_goes_away(capsys: Any, tmp_path: Path, fake_openai: Any) -> None:
-    with fake_openai.serve(fake_openai.Behaviour()) as url:
-        pass
-    words = ["--base-url", url, "--random-vocab-size", "9", *random_lengths(2, 5, 2)]
-    assert "Connection refused; is the server running? (--base-url names another)" in call(
-        capsys, *words, code=2
-    )
-    assert "all 2 requests failed" in call(capsys, *words, "--model", "fake", code=1)
+def test_a_server_that_is_not_there(capsys: Any) -> None:
+    with socket.socket() as taken:  # bound so that nobody else gets the port meanwhile; nobody listens
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        words = ["--base-url", url, "--random-vocab-size", "9", *random_lengths(2, 5, 2)]
+        assert "Connection refused; is the server running? (--base-url names another)" in call(
+            capsys, *words, code=2
+        )
+        assert "all 2 requests failed" in call(capsys, *words, "--model", "fake", code=1)
 
 
 def test_what_would_end_early_is_refused(capsys: Any, fake_server: Any) -> None:

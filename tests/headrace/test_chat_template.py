@@ -156,10 +156,11 @@ def test_a_template_that_fails_fails_the_request(source: str, words: str) -> Non
     ],
 )
 def test_the_sandbox_holds(source: str) -> None:
-    begun = time.perf_counter()
+    """Quickly, too. Processor time: the machine may stand still."""
+    begun = time.process_time()
     with pytest.raises((RequestError, ConfigError)):
         ChatTemplate(source + "{{ messages[0].content }}").render([{"role": "user", "content": "hi"}])
-    assert time.perf_counter() - begun < 8
+    assert time.process_time() - begun < 8
 
 
 def test_rendering_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

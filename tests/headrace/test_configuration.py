@@ -438,7 +438,8 @@ def test_a_plugin_set_aside_is_told(
         started = start_configuration("m", builtin=(), essential=frozenset())
     [note] = started.notes
     assert "'late' is set aside: importing no_such_module raised ModuleNotFoundError" in note
-    assert len(caplog.records) == 1
+    # Of others, in the background, there may be more.
+    assert len([record for record in caplog.records if "'late'" in record.getMessage()]) == 1
 
 
 def test_request_options(registry: Registry) -> None:

@@ -18,6 +18,7 @@ from headrace.server.options import ServerSection
 
 PLUGIN = """
 import math
+import time
 from headrace import hookimpl
 from headrace.core.interfaces import RunnerListener
 
@@ -39,6 +40,8 @@ class Poison(RunnerListener):
     def on_batch(self, batch):
         if "step" in self.added.values():
             raise RuntimeError("the forward pass exploded")
+        if "slow" in self.added.values():
+            time.sleep(0.1)
 
 def process(params):
     how = params.options.get("poison")
@@ -103,7 +106,9 @@ def test_the_log_of_an_engine_that_stops_names_the_cause_first(
 
     async def work() -> list[BaseException | Any]:
         async with await AsyncLLM.start(**keyed) as llm:
-            waiting = llm.submit(await llm.prepare(PROMPT, SamplingParams(max_tokens=120, ignore_eos=True)))
+            # Slow, so that it is not over before the first of the others comes, whenever that is.
+            slow = SamplingParams(max_tokens=120, ignore_eos=True, poison="slow")
+            waiting = llm.submit(await llm.prepare(PROMPT, slow))
             results: list[Any] = []
             for _ in range(3):
                 try:

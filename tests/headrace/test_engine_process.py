@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import glob
 import os
@@ -42,8 +43,25 @@ def make(tiny: str, **options: Any) -> LLM:
 
 
 def core_pids() -> set[int]:
-    """Processes of engines that this process started."""
-    return {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE}
+    """Processes of engines that this process started.
+
+    Other tests in this process may have left other children, such as Python's tracker of resources.
+    """
+    found = set()
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            # Before it has its title it is `python -P -m headrace.process.core_main`.
+            if child.status() != psutil.STATUS_ZOMBIE and "headrace" in " ".join(child.cmdline()):
+                found.add(child.pid)
+    return found
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, be its parent there to see it or not."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +117,7 @@ def test_an_interrupted_stream_ends_in_the_engine(apart: LLM) -> None:
     stream = apart.stream([1, 2, 3], LONG)
     next(stream)
     stream.close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while apart.metrics()["num_requests_running"] and time.monotonic() < deadline:
         time.sleep(0.01)
     metrics = apart.metrics()
@@ -109,8 +127,10 @@ def test_an_interrupted_stream_ends_in_the_engine(apart: LLM) -> None:
 
 
 def test_calls_reach_plugins_and_what_they_raise_comes_back(apart: LLM) -> None:
+    before = apart.metrics()["num_steps"]
     counted = apart.client.call("engine_metrics", "metrics")
-    assert counted["num_steps"] == apart.metrics()["num_steps"] > 0
+    # After the last request a step may follow that tells who is gone.
+    assert 0 < before <= counted["num_steps"] <= apart.metrics()["num_steps"]
     with pytest.raises(PluginCallError, match=r"engine_metrics.on_finish raised TypeError"):
         apart.client.call("engine_metrics", "on_finish")
     with pytest.raises(EngineError, match="'_steps' of plugin 'engine_metrics' is not for calling"):
@@ -266,10 +286,10 @@ def test_however_a_program_ends_its_engine_ends_too(tiny: str, how: str) -> None
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == status, done.stderr
     pid = int(done.stdout)
-    deadline = time.monotonic() + 10
-    while psutil.pid_exists(pid) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60
+    while not is_gone(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not psutil.pid_exists(pid)
+    assert is_gone(pid)
     assert sockets() == before
 
 
@@ -326,16 +346,47 @@ def test_async_answers_are_the_same(tiny: str, process: bool) -> None:
         assert answers == told(here)
 
 
-def test_a_killed_engine_fails_every_open_request_at_once(tiny: str) -> None:
+SLOW = """
+import time
+
+from headrace import hookimpl
+from headrace.core.interfaces import RunnerListener
+
+name = "slow"
+headrace_api = ">=1,<2"
+
+
+class Slow(RunnerListener):
+    name = "slow"
+
+    def __init__(self, context):
+        pass
+
+    def on_batch(self, batch):
+        time.sleep(0.03)
+
+
+@hookimpl
+def headrace_register(registrar, options):
+    registrar.runner_listener("slow", Slow)
+"""
+"""A long answer takes a minute, so that none is over before its engine is killed."""
+
+
+def test_a_killed_engine_fails_every_open_request_at_once(tiny: str, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    options = {"max_model_len": 2048, "show_report": False, "plugin_files": [str(tmp_path / "slow.py")]}
+
     async def work() -> None:
-        async with await AsyncLLM.start(tiny, max_model_len=2048, show_report=False) as llm:
+        async with await AsyncLLM.start(tiny, **options) as llm:
             assert llm.engine_pid is not None
             open_requests = [asyncio.create_task(last(llm, [i], LONG)) for i in range(1, 9)]
-            await asyncio.sleep(0.05)
+            while (await llm.metrics())["generation_tokens"] < 16:
+                await asyncio.sleep(0.01)
             os.kill(llm.engine_pid, signal.SIGKILL)
-            begun = time.monotonic()
-            results = await asyncio.gather(*open_requests, return_exceptions=True)
-            assert time.monotonic() - begun < 2
+            # Nobody answers: who did not notice at once would wait for good.
+            waiting = asyncio.gather(*open_requests, return_exceptions=True)
+            results = await asyncio.wait_for(waiting, 30)
             assert all(isinstance(result, EngineError) for result in results), results
             assert "was killed by signal 9" in str(llm.lost)
             with pytest.raises(EngineError, match="was killed by signal 9"):
@@ -353,17 +404,18 @@ def test_a_request_that_comes_while_an_engine_takes_anothers_place_is_told_so(
 
     async def main() -> None:
         async with await AsyncLLM.start(tiny, engine_process=False, show_report=False) as llm:
-            hello, answered = CoreConnection.hello, asyncio.Event()
+            hello, asked, answered = CoreConnection.hello, asyncio.Event(), asyncio.Event()
 
             async def late(connection: CoreConnection) -> Any:
                 ready = await hello(connection)
+                asked.set()
                 await answered.wait()
                 return ready
 
             monkeypatch.setattr(CoreConnection, "hello", late)
             request = await llm.prepare([5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True))
             connecting = asyncio.create_task(llm.connect("inproc://headrace-core"))
-            await asyncio.sleep(0.05)
+            await asked.wait()
             assert "still starting" in str(llm.lost)
             with pytest.raises(EngineError, match="still starting"):
                 llm.submit(request)

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +99,9 @@ def test_a_plugin_that_fails_for_one_request_harms_no_other(how: str, words: str
 def test_deleting_an_engine_frees_its_memory() -> None:
     """Source: vllm-project/vllm#21073."""
     process = psutil.Process()
+    children = set(
+        process.children()
+    )  # other tests may have left some, such as Python's tracker of resources
     answers, sizes = [], []
     for _ in range(5):
         llm = make()
@@ -109,7 +111,7 @@ def test_deleting_an_engine_frees_its_memory() -> None:
         sizes.append(process.memory_info().rss)
     assert len({tuple(answer) for answer in answers}) == 1
     assert sizes[-1] < sizes[0] * 1.1
-    assert not process.children()
+    assert set(process.children()) <= children
 
 
 def test_works_inside_a_running_loop() -> None:
@@ -134,18 +136,27 @@ def test_works_in_a_plain_script_without_a_guard(tmp_path: Path) -> None:
     assert "ready in" in done.stderr
 
 
+INTERRUPTED_LOAD = """
+import os, signal, sys
+from headrace import LLM
+
+def press(event, args):
+    if event == "mmap.__new__":
+        print("pressed", flush=True)
+        os.kill(os.getpid(), signal.SIGINT)
+
+sys.addaudithook(press)
+LLM("smollm2", max_model_len=64)
+"""
+"""Ctrl-C comes when the weights are opened, however long anything took before."""
+
+
 def test_ctrl_c_during_load_ends_cleanly() -> None:
-    code = (
-        "print(1, flush=True)\nfrom headrace import LLM\nwhile True:\n    LLM('smollm2', max_model_len=64)\n"
-    )
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", INTERRUPTED_LOAD], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None
-    process.stdout.readline()
-    time.sleep(2.5)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    said, errors = process.communicate(timeout=120)
+    assert said == "pressed\n"
     assert process.returncode in (-signal.SIGINT, 130, 1)
     assert "KeyboardInterrupt" in errors
     assert not psutil.pid_exists(process.pid)

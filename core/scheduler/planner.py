@@ -203,19 +203,18 @@ class Planner:
             if request.wait_reason == PREFIX:
                 request.wait_reason = None
             start = hit.length
-        count = self._limit_count(request, start, min(request.num_known - start, step.budget))
+        # Without drafts: who has them was parked, and may find the pool so full that only its next token fits.
+        wanted = request.num_known - len(request.drafts) - start
+        count = self._limit_count(request, start, min(wanted, step.budget))
         blocks: list[list[int]] | None = None
-        fits = False
-        if count and request.state is RequestState.WAITING:
-            fits = self._fits(request, hit, step)
-            if fits:
-                blocks = self._allocate(request, start + count, hit)
+        if count and request.state is RequestState.WAITING and self._fits(request, hit, step):
+            blocks = self._allocate(request, start + count, hit)
         if blocks is None:
             if hit is not None:
                 self._kv.release(hit)
             if request.state is not RequestState.WAITING:
                 return True
-            if count and not fits:
+            if count:
                 self._make_way(request, step)
             return False
         self._roster.admit(request)

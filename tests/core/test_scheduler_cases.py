@@ -643,6 +643,24 @@ def test_blocks_of_one_who_waits_again_do_not_block_the_one_before_it() -> None:
     assert_all_as_alone(sim)
 
 
+def test_who_was_parked_with_drafts_goes_on_in_a_full_pool() -> None:
+    """All blocks are held by requests that wait again, and their drafts ask for more than there are."""
+    gate = Gate()
+    sim = Simulation(
+        constraints=[gate], num_blocks=5, proposer=FakeProposer(8, wrong_every=1), prefix_caching=False
+    )
+    sim.add("a", prompt(9), max_tokens=7)
+    sim.add("b", prompt(7, 100), max_tokens=8)
+    sim.step()
+    gate.closed = {"a", "b"}
+    sim.step()
+    assert sim.scheduler.num_parked == 2
+    assert sim.kv.num_free == 0
+    gate.closed.clear()
+    sim.run(max_steps=100)
+    assert_all_as_alone(sim)
+
+
 class Broken(Constraint):
     name = "broken"
 

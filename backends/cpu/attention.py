@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from headrace.backends.cpu.ahead import PagesAhead
 from headrace.backends.cpu.arena import Arena
 from headrace.backends.cpu.library import DTYPES, Functions, Kernels, pointer
 from headrace.backends.cpu.native import open_kernels, require
@@ -110,6 +111,10 @@ class CpuAttention:
         )
         return _Native(kernels, plain, int8)
 
+    @cached_property
+    def _ahead(self) -> PagesAhead:
+        return PagesAhead(self.kernels.touch, torch.get_num_threads())
+
     @property
     def kernels(self) -> Kernels:
         """What it computes with. Raises `ConfigError` where there is nothing."""
@@ -146,9 +151,10 @@ class CpuAttention:
         return CacheSpec(page_bytes=spec.num_kv_heads * _head_bytes(spec))
 
     def allocate(self, spec: AttentionSpec, num_blocks: int, device: str) -> _Cache:
-        """Pages for block ids [0, num_blocks); not filled, so that the memory is touched when it is used."""
+        """Pages for block ids [0, num_blocks); their memory is taken a little before it is used."""
         shape = (num_blocks, spec.num_kv_heads, _head_bytes(spec))
         pages = Arena(Arena.bytes_for(shape, torch.uint8)).empty(shape, torch.uint8)
+        self._ahead.add(pages)
         kernels = self._native.int8 if spec.kv_dtype == INT8 else self._native.plain
         return _Cache(pages, spec.block_size, kernels)
 
@@ -156,6 +162,7 @@ class CpuAttention:
         """Copy what the step's layers need from the batch."""
         step: _Step = _Step() if into is None else into
         step.set(batch)
+        self._ahead.reach(int(batch.block_table.numpy().max()))
         return step
 
     def write(self, layer: AttentionLayer, k: torch.Tensor, v: torch.Tensor, cache: Any, md: Any) -> None:

@@ -135,6 +135,9 @@ class Kernels(KernelLibrary):
         self.replay: Callable[..., None] = self._library.hr_replay
         self._library.hr_replay.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
         self._library.hr_replay.restype = None
+        self.touch: Callable[..., None] = self._library.hr_touch
+        self._library.hr_touch.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+        self._library.hr_touch.restype = None
 
 
 def pointer(tensor: torch.Tensor | None) -> int | None:

@@ -32,7 +32,7 @@ def answer(llm: LLM, prompt: Sequence[int], name: str | None, params: SamplingPa
 def load(llm: LLM, name: str, path: Path, in_place: bool = False) -> dict[str, Any]:
     """Load as a server's route does, for an engine whose loop nobody runs."""
     outcome = llm.client.call("lora", "load", name, str(path), in_place)
-    deadline = time.monotonic() + 300  # loading is done at the lowest priority
+    deadline = time.monotonic() + 300  # loading stands back behind everything else
     while "ticket" in outcome:
         assert time.monotonic() < deadline
         found = llm.client.call("lora", "loaded", outcome["ticket"])

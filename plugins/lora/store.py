@@ -22,7 +22,7 @@ __all__ = ["AdapterStore"]
 
 LOADER_NICENESS = 5
 """Steps come first. But the loader must get processors beside other programs, too: while it has Python's lock, steps
-wait for it. Beside two busy processes the longest of steps of 23 ms took 150 ms with a niceness of 15, 70 ms with 5."""
+wait for it. Beside two busy processes the longest of steps of 23 ms took 150 ms with a niceness of 15, 70 with 5."""
 
 
 class AdapterStore:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from headrace.configuration import Started
@@ -15,7 +16,7 @@ from headrace.core.engine import EngineCore, Wake
 from headrace.core.errors import ConfigError
 from headrace.core.interfaces import Executor
 from headrace.core.interfaces.build import CoreContext, ExecutorBuild, KVCacheBuild, SchedulerBuild
-from headrace.core.interfaces.checkpoint import Progress
+from headrace.core.interfaces.checkpoint import Checkpoint, Progress
 from headrace.core.kv.sizing import PoolRequest, PoolSize, size_pool
 from headrace.core.listeners import Listeners
 from headrace.core.plugin.registry import Registry
@@ -87,23 +88,14 @@ def build_core(
     )
     executor: Executor = registry.get("executor", config.parallel.executor, option="executor").factory(build)
     executor.start()
-    causal = bool(executor.report().get("causal", True))
+    causal = _is_causal(executor)
     notes = [] if chosen is None else [chosen]
     if not causal:
         model_len, shorter = _one_step_len(config, model_len)
         notes += shorter
     size = _size(config, executor, model_len)
     executor.allocate_kv(size.num_blocks)
-    facts = ModelFacts(
-        path=str(path),
-        tokenizer=None if checkpoint.tokenizer is None else dict(checkpoint.tokenizer),
-        chat_template=checkpoint.chat_template,
-        generation_config=dict(checkpoint.generation_config),
-        vocab_size=int(checkpoint.config["vocab_size"]),
-        max_model_len=size.max_model_len,
-        causal=causal,
-        fingerprint=str(executor.report().get("fingerprint", "")),
-    )
+    facts = _facts(path, checkpoint, executor, size)
     checkpoint.close()
     core = _core(config, registry, executor, size, facts, wake=wake or threading.Event(), share=share)
     defaults = generation_defaults(config, facts.generation_config)
@@ -126,6 +118,24 @@ def build_core(
         seconds=time.perf_counter() - begun,
     )
     return CoreHalf(core, facts, report)
+
+
+def _facts(path: Path, checkpoint: Checkpoint, executor: Executor, size: PoolSize) -> ModelFacts:
+    """Return what the front half must know; the checkpoint is closed afterwards."""
+    return ModelFacts(
+        path=str(path),
+        tokenizer=None if checkpoint.tokenizer is None else dict(checkpoint.tokenizer),
+        chat_template=checkpoint.chat_template,
+        generation_config=dict(checkpoint.generation_config),
+        vocab_size=int(checkpoint.config["vocab_size"]),
+        max_model_len=size.max_model_len,
+        causal=_is_causal(executor),
+        fingerprint=str(executor.report().get("fingerprint", "")),
+    )
+
+
+def _is_causal(executor: Executor) -> bool:
+    return bool(executor.report().get("causal", True))
 
 
 def _with_alias(config: EngineConfig) -> EngineConfig:

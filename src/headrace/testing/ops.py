@@ -17,7 +17,7 @@ from unittest import SkipTest
 
 import torch
 
-from headrace.core.interfaces import ChannelWeight, Op, OpSet, SummedProduct
+from headrace.core.interfaces import ChannelWeight, LinearFormat, Op, OpSet, SummedProduct
 from headrace.testing.compare import ROWS, check_close
 from headrace.testing.invariance import prove_rows_invariant
 from headrace.testing.quantized import check_grouped, check_w8a8, grouped_weights, prove_quantized_rows
@@ -135,9 +135,7 @@ class OpSetSuite:
 
     def test_linear(self) -> None:
         """`dense` weights, with and without a bias."""
-        format = self.make().linear("dense")
-        if format is None:
-            raise SkipTest("the op set has no linear format 'dense'")
+        format = self._format("dense")
         for dtype in self._dtypes():
             for rows in self.rows:
                 for width, outputs in zip(self.widths, (192, 40, 7), strict=False):
@@ -152,9 +150,7 @@ class OpSetSuite:
 
     def test_gated_linear(self) -> None:
         """`dense` weights of gate and up in one go, where the format can."""
-        format = self.make().linear("dense")
-        if format is None:
-            raise SkipTest("the op set has no linear format 'dense'")
+        format = self._format("dense")
         for dtype, op, outputs in itertools.product(self._dtypes(), ("silu_mul", "gelu_mul"), (192, 40, 7)):
             x, weight, bias = self._linear_inputs(dtype, 33, 96, 2 * outputs)
             for given in (None, bias):
@@ -169,9 +165,7 @@ class OpSetSuite:
 
     def test_narrow(self) -> None:
         """Sums in the types that are computed in, rounded to nearest."""
-        op = self.make().get("narrow")
-        if op is None:
-            raise SkipTest("the op set has no narrow")
+        op = self._op("narrow")
         for dtype, width in itertools.product(self._dtypes(), self.widths):
             x = self._draw("float32", 33, width)
             got = op.fn(x, getattr(torch, dtype))
@@ -179,9 +173,7 @@ class OpSetSuite:
 
     def test_sums_of_a_gated_linear(self) -> None:
         """Bit by bit: what is finished from sums is what comes at once, and sums lie where segments say."""
-        format = self.make().linear("dense")
-        if format is None:
-            raise SkipTest("the op set has no linear format 'dense'")
+        format = self._format("dense")
         for dtype, op, outputs in itertools.product(self._dtypes(), ("silu_mul", "gelu_mul"), (192, 40, 7)):
             x, weight, bias = self._linear_inputs(dtype, 33, 96, 2 * outputs)
             for given in (None, bias):
@@ -194,9 +186,7 @@ class OpSetSuite:
 
     def test_grouped_linear(self) -> None:
         """`grouped` weights: their numbers exactly, products, stacks of many kinds, and gated products."""
-        format = self.make().linear("grouped")
-        if format is None:
-            raise SkipTest("the op set has no linear format 'grouped'")
+        format = self._format("grouped")
         for dtype in self._dtypes():
             check_grouped(format, self._draw, dtype, TOLERANCES[dtype])
 
@@ -213,9 +203,7 @@ class OpSetSuite:
 
     def test_w8a8_linear(self) -> None:
         """`w8a8` weights: their numbers exactly, products with rounded rows, logits and gated products."""
-        format = self.make().linear("w8a8")
-        if format is None:
-            raise SkipTest("the op set has no linear format 'w8a8'")
+        format = self._format("w8a8")
         for dtype in self._dtypes():
             check_w8a8(format, self._draw, dtype, TOLERANCES[dtype])
             if format.row_invariant:
@@ -225,16 +213,12 @@ class OpSetSuite:
 
     def test_draw(self) -> None:
         """Draws over a vocabulary: the tokens that the executor's own draws."""
-        op = self.make().get("draw")
-        if op is None:
-            raise SkipTest("the op set has no draw")
+        op = self._op("draw")
         check_draws(op.fn, row_invariant=op.row_invariant)
 
     def test_score(self) -> None:
         """Log-probabilities over a vocabulary, ranks and the likeliest."""
-        op = self.make().get("score")
-        if op is None:
-            raise SkipTest("the op set has no score")
+        op = self._op("score")
         check_scores(op.fn, row_invariant=op.row_invariant)
 
     def test_row_invariance(self) -> None:
@@ -293,9 +277,7 @@ class OpSetSuite:
         in_place: tuple[int, ...] = (),
     ) -> None:
         """Run an op on every dtype, row count and width, and compare results and what became of the inputs."""
-        op = self.make().get(name)
-        if op is None:
-            raise SkipTest(f"the op set has no {name}")
+        op = self._op(name)
         for dtype in self._dtypes():
             for rows in self.rows:
                 for width in widths:
@@ -318,6 +300,18 @@ class OpSetSuite:
                     for result, i in zip(gots, in_place, strict=False):
                         same = torch.equal(inputs[i], result) and result.data_ptr() == inputs[i].data_ptr()
                         _check(same, f"{what}: argument {i} must be changed in place and returned")
+
+    def _op(self, name: str) -> Op:
+        op = self.make().get(name)
+        if op is None:
+            raise SkipTest(f"the op set has no {name}")
+        return op
+
+    def _format(self, name: str) -> LinearFormat:
+        format = self.make().linear(name)
+        if format is None:
+            raise SkipTest(f"the op set has no linear format {name!r}")
+        return format
 
     def _dtypes(self) -> list[str]:
         ops = self.make()

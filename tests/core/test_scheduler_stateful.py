@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from headrace.core.errors import RequestError
 from headrace.core.interfaces import Constraint, Wait
 from headrace.core.request import BlockKey, Request
 from headrace.core.scheduler.policies import FCFSPolicy, PriorityPolicy
@@ -26,11 +27,25 @@ from headrace.testing.fakes import FakeProposer, fake_layout
 from headrace.testing.simulation import Simulation
 
 FUZZ = int(os.environ.get("HEADRACE_FUZZ", "1"))
-SEEN = {"preempted": 0, "cached": 0, "accepted": 0, "skipped": 0, "parked": 0, "windowed": 0, "ahead": 0}
+SEEN = dict.fromkeys(
+    (
+        "preempted",
+        "cached",
+        "accepted",
+        "skipped",
+        "parked",
+        "refused",
+        "failed",
+        "windowed",
+        "ahead",
+        "reset",
+    ),
+    0,
+)
 
 
 class Moody(Constraint):
-    """Parks, halves or lets pass, at random but reproducibly."""
+    """Refuses, parks, halves or lets pass, at random but reproducibly."""
 
     name = "moody"
 
@@ -39,6 +54,9 @@ class Moody(Constraint):
 
     def limit(self, request: Request, start: int, count: int) -> int | Wait:
         mood = self._random.random()
+        if mood < 0.005:
+            SEEN["refused"] += 1
+            raise RequestError("not in this mood")
         if mood < 0.1:
             SEEN["parked"] += 1
             return Wait("mood")
@@ -60,9 +78,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         lookahead=st.sampled_from([0, 0, 2]),
         threshold=st.sampled_from([0, 3]),
         moody=st.booleans(),
+        failing=st.sampled_from([0, 0, 0.5]),
     )
     def start(
-        self, seed, windows, block_size, mode, budget, seqs, caching, policy, lookahead, threshold, moody
+        self,
+        seed,
+        windows,
+        block_size,
+        mode,
+        budget,
+        seqs,
+        caching,
+        policy,
+        lookahead,
+        threshold,
+        moody,
+        failing,
     ):
         self.random = random.Random(seed)
         self.mode = mode
@@ -83,6 +114,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             runs_ahead=mode == "runs ahead",
             proposer=FakeProposer(3) if mode.startswith("drafts") else None,
             lose=(lambda name, step: losing.random() < 0.15) if mode == "loses" else None,
+            # Two plans may be in flight behind one that fails, and go with it; three failures in a row stop all.
+            raise_at=frozenset(step for step in range(0, 1000, 5) if self.random.random() < failing),
         )
         self.shared = [self.random.randrange(1000) for _ in range(16)]
         self.windowed = any(window is not None for window in windows)
@@ -90,7 +123,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(
         shared=st.integers(0, 16),
         own=st.integers(1, 8),
-        answer=st.integers(1, 15),
+        answer=st.integers(0, 15),
         priority=st.integers(0, 2),
         adapter=st.sampled_from([None, None, b"adapter"]),
     )
@@ -102,6 +135,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_tokens=answer,
             priority=priority,
             block_keys=[BlockKey(0, None, adapter)] if adapter else [],
+            prompt_logprobs=None if answer else 1,  # asked for nothing else, the prompt alone is computed
         )
 
     @rule(steps=st.integers(1, 6))
@@ -115,6 +149,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def abort(self, data):
         self.sim.abort(data.draw(st.sampled_from(sorted(self.sim.requests))))
 
+    @rule()
+    def reset_prefix_cache(self):
+        idle = self.sim.kv.num_free == self.sim.kv.num_blocks
+        assert self.sim.scheduler.reset_prefix_cache() == idle
+        SEEN["reset"] += idle and bool(self.sim.plans)
+
     def teardown(self):
         if not hasattr(self, "sim"):
             return
@@ -122,8 +162,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         sim.run()
         for name, reason in sim.reasons.items():
             expected = sim.expected(name)
-            if reason == "abort":
+            if reason in ("abort", "error"):
                 assert sim.tokens[name] == expected[: len(sim.tokens[name])]
+                SEEN["failed"] += "was told to fail" in sim.errors.get(name, "")
             else:
                 assert reason == "length", sim.errors
                 assert sim.tokens[name] == expected

@@ -6,9 +6,9 @@ Adapters are random, of one rank, and aim at every product of every layer. Round
 with adapters asked for none, and of four adapters mixed alternate; told is the median of the ratios of neighbouring
 rounds. At least 80 % of the base model's throughput is wanted.
 
-For the stall, 16 streams run and adapters are loaded one after the other, 16 times; each step is timed, with the garbage
-collector as a server has it. The longest step with a load under way, less the median step without, is what a load holds a
-stream up: at most one step's time is wanted. The longest step without a load tells what the machine does by itself.
+For the stall, 16 streams run and adapters are loaded one after the other, 16 times; each step is timed, with the
+garbage collector as a server has it. The longest step with a load under way, less the median step without, is what a
+load holds a stream up: at most one step's time is wanted. The longest step without tells what else there is.
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ def main() -> None:
         )
     print(
         f"   loads: {held_up['loads']} beside {STREAMS} streams; a step takes {held_up['median_step_ms']:.2f} ms, "
-        f"the longest {held_up['longest_quiet_step_ms']:.2f} ms, while loading {held_up['longest_loading_step_ms']:.2f} "
-        f"ms: {held_up['stall_steps']:.2f} steps more (at most 1 wanted)"
+        f"the longest {held_up['longest_quiet_step_ms']:.2f} ms, while loading "
+        f"{held_up['longest_loading_step_ms']:.2f} ms: {held_up['stall_steps']:.2f} steps more (at most 1 wanted)"
     )
     told = {**provenance(), "rank": arguments.rank, "least": LEAST, "rows": rows, "stall": held_up}
     arguments.output.write_text(json.dumps(told, indent=1) + "\n")

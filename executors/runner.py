@@ -28,6 +28,7 @@ from headrace.executors.context import KVMemory
 from headrace.executors.graphs import Forward, best_forward
 from headrace.executors.listeners import RunnerListeners
 from headrace.executors.loading import LoadedModel, kv_layout, load_model
+from headrace.executors.process import give_back_memory
 from headrace.executors.proposing import Proposing, build_proposer
 from headrace.executors.sampler import Sampled, Sampler
 from headrace.executors.scoring import token_logprobs
@@ -56,6 +57,7 @@ class ModelRunner:
         self._build = build
         self._wrappers = _wrappers(build, device)
         self._loaded: LoadedModel = load_model(build, device, wrappers=self._wrappers)
+        give_back_memory()
         self._model = self._loaded.model
         context = WorkerContext(
             config=build.config,

@@ -114,6 +114,27 @@ def test_deleting_an_engine_frees_its_memory() -> None:
     assert set(process.children()) <= children
 
 
+HELD = """
+import re, torch
+
+def resident():
+    fields = open("/proc/self/status").read()
+    return sum(int(kilobytes) for kilobytes in re.findall(r"Rss(?:Anon|Shmem):\\s+(\\d+)", fields)) * 1024
+
+before = resident()
+from headrace import LLM, SamplingParams
+llm = LLM("smollm2", dtype="bfloat16", kv_cache_memory="64MiB", max_model_len=2048, show_report=False)
+llm.generate([list(range(100, 1100))] * 2, SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
+print(resident() - before - llm.report.executor["weights_bytes"] - (64 << 20))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="tells memory of its own from pages of files by /proc")
+def test_an_engine_holds_its_weights_once_and_little_else() -> None:
+    done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, check=True)
+    assert -50e6 < int(done.stdout) < 200e6
+
+
 def test_works_inside_a_running_loop() -> None:
     async def notebook_cell() -> list[int]:
         llm = make()

@@ -25,6 +25,8 @@ from typing import Any
 
 WORKLOAD = Path(__file__).parent / "workloads" / "mixed48.json"
 HUGE_PAGE = 2 << 20
+MATRIX = 2048
+"""Rows and columns of the matrices that are multiplied."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def read_rate(size: int, *, huge: bool) -> float:
     return size / median_seconds(lambda: torch.dot(data, data))
 
 
-def matrix_rate(size: int = 2048) -> float:
+def matrix_rate(size: int = MATRIX) -> float:
     """Return operations a second of a product of square matrices, in bfloat16 or float32: the faster of the two."""
     import torch
 
@@ -105,6 +107,32 @@ def matrix_rate(size: int = 2048) -> float:
     half_a, half_b = a.bfloat16(), b.bfloat16()
     seconds = min(median_seconds(lambda: a @ b), median_seconds(lambda: half_a @ half_b))
     return 2 * size**3 / seconds
+
+
+class PlainFloor:
+    """The floor with plain pages, to be looked at again and again: machines drift, and a look takes 0.2 s."""
+
+    def __init__(self, requests: Sequence[dict[str, Any]], shape: Shape) -> None:
+        import torch
+
+        self._requests, self._shape = requests, shape
+        area = mmap.mmap(-1, shape.weight_bytes + HUGE_PAGE)
+        area.madvise(mmap.MADV_NOHUGEPAGE)
+        self._data = torch.frombuffer(area, dtype=torch.float32)[: shape.weight_bytes // 4].fill_(1)
+        self._square = torch.randn(MATRIX, MATRIX).bfloat16()
+
+    def look(self) -> dict[str, float]:
+        """Return most output tokens a second of one stream and of the workload, and the rate of products."""
+        import torch
+
+        read = self._shape.weight_bytes / median_seconds(lambda: torch.dot(self._data, self._data), 5)
+        matrix = 2 * MATRIX**3 / median_seconds(lambda: self._square @ self._square, 3)
+        rates = Rates(read, matrix)
+        return {
+            "single_tok_s": single_rate(self._shape, rates),
+            "mixed_tok_s": workload_rate(self._shape, rates, self._requests),
+            "matrix_tflop_s": matrix / 1e12,
+        }
 
 
 def measure(requests: Sequence[dict[str, Any]], shape: Shape) -> dict[str, Any]:

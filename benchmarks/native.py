@@ -2,7 +2,8 @@
 
     python benchmarks/native.py [--output benchmarks/results/native.json] [--models smollm2,gemma3-270m]
 
-One run measures the floor, Headrace, and the floor again. Gemma's weights come under terms: see `headrace pull`.
+Looks at the floor and runs of Headrace alternate, since machines drift. A run's share is of the mean of the looks
+before and behind it, and the median of all runs is told. Gemma's weights come under terms: see `headrace pull`.
 
     one stream    64 prompt and 128 output tokens of one request, greedy
     workload      the requests of `workloads/mixed48.json`
@@ -27,7 +28,8 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,7 @@ GEMMA3 = replace(
 SHAPES = {"smollm2": floors.SMOLLM2, "gemma3-270m": GEMMA3}
 QUERY_SIZE = {"smollm2": 9 * 64, "gemma3-270m": 4 * 256}
 PROMPT = 2000
-REPEATS = 5
+REPEATS = 9
 
 
 def params(max_tokens: int) -> SamplingParams:
@@ -58,9 +60,22 @@ def params(max_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
 
 
-def seconds(call: Callable[[], object], repeats: int = REPEATS) -> list[float]:
-    """Return the times of some calls, after one that is not counted."""
-    call()
+@dataclass(frozen=True)
+class Looks:
+    """Times of runs, and the floor around each."""
+
+    times: list[float]
+    floor: list[dict[str, float]]
+
+    def shares(self, name: str, amount: float) -> list[float]:
+        """Return `amount` a second as a share of the floor, for each run."""
+        return [amount / time / floor[name] for time, floor in zip(self.times, self.floor, strict=True)]
+
+
+def seconds(call: Callable[[], object], repeats: int = REPEATS, *, warm: bool = True) -> list[float]:
+    """Return the times of some calls, after one that is not counted where that is to `warm` up."""
+    if warm:
+        call()
     times = []
     for _ in range(repeats):
         started = time.perf_counter()
@@ -75,35 +90,46 @@ def start(model: str, **options: Any) -> LLM:
     return LLM(model, dtype="bfloat16", **settings)
 
 
+def among_looks(call: Callable[[], object], look: Callable[[], dict[str, float]], repeats: int) -> Looks:
+    """Return the times of some calls, after one that is not counted, and the floor around each."""
+    call()
+    times: list[float] = []
+    looks = [look()]
+    for _ in range(repeats):
+        times += seconds(call, 1, warm=False)
+        looks.append(look())
+    floor = [
+        {name: (before[name] + behind[name]) / 2 for name in before} for before, behind in pairwise(looks)
+    ]
+    return Looks(times, floor)
+
+
 def measure_model(model: str, requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Floor, one stream, workload, a long prompt, floor."""
+    """One stream, the workload and a long prompt, each among looks at the floor."""
     shape = SHAPES[model]
-    before = floors.measure(requests, shape)
+    look = floors.PlainFloor(requests, shape).look
     llm = start(model)
     prompts = [request["prompt_ids"] for request in requests]
     wanted = [params(request["max_tokens"]) for request in requests]
-    stream = [128 / s for s in seconds(lambda: llm.generate([prompts[0][:64]], params(128), use_tqdm=False))]
     tokens = sum(request["max_tokens"] for request in requests)
-    workload = [tokens / s for s in seconds(lambda: llm.generate(prompts, wanted, use_tqdm=False), 3)]
     long = [list(range(100, 100 + PROMPT))]
-    prompt = seconds(lambda: llm.generate(long, params(1), use_tqdm=False))
-    after = floors.measure(requests, shape)
+    stream = among_looks(lambda: llm.generate([prompts[0][:64]], params(128), use_tqdm=False), look, REPEATS)
+    workload = among_looks(lambda: llm.generate(prompts, wanted, use_tqdm=False), look, 5)
+    prompt = among_looks(lambda: llm.generate(long, params(1), use_tqdm=False), look, REPEATS)
     linear = 2 * shape.linear_parameters * PROMPT
     # Causal: a token sees half of the prompt in the mean; a product with keys and one with values.
     attention = 4 * PROMPT * (PROMPT / 2) * QUERY_SIZE[model] * shape.layers
-    matrix = statistics.fmean((before["matrix_tflop_s"], after["matrix_tflop_s"])) * 1e12
-    whole = (linear + attention) / statistics.median(prompt) / matrix
     return {
-        "floor": {"before": before, "after": after},
-        "single_tok_s": stream,
-        "mixed_tok_s": workload,
+        "single_tok_s": [128 / s for s in stream.times],
+        "mixed_tok_s": [tokens / s for s in workload.times],
+        "floor": {"single_tok_s": stream.floor, "mixed_tok_s": workload.floor, "prompt": prompt.floor},
         "of_floor": {
-            name: statistics.median(rates) / statistics.fmean(one["plain"][name] for one in (before, after))
-            for name, rates in (("single_tok_s", stream), ("mixed_tok_s", workload))
+            "single_tok_s": stream.shares("single_tok_s", 128),
+            "mixed_tok_s": workload.shares("mixed_tok_s", tokens),
         },
         "prompt": {
-            "seconds": prompt,
-            "of_matrix_rate": whole,
+            "seconds": prompt.times,
+            "of_matrix_rate": prompt.shares("matrix_tflop_s", (linear + attention) / 1e12),
             "split": split(model, long),
         },
     }
@@ -220,13 +246,13 @@ def main() -> None:
     found["memory"] = measure_memory()
     arguments.output.write_text(json.dumps(found, indent=2) + "\n")
     for model, figures in found["models"].items():
-        shares = figures["of_floor"]
+        shares = {name: statistics.median(shares) for name, shares in figures["of_floor"].items()}
         print(
             f"{model}: one stream {statistics.median(figures['single_tok_s']):.0f} tok/s "
             f"({shares['single_tok_s']:.0%} of the floor), workload "
             f"{statistics.median(figures['mixed_tok_s']):.0f} tok/s ({shares['mixed_tok_s']:.0%}); "
             f"prompt of {PROMPT} tokens {statistics.median(figures['prompt']['seconds']):.2f} s "
-            f"({figures['prompt']['of_matrix_rate']:.0%} of the matrix rate)"
+            f"({statistics.median(figures['prompt']['of_matrix_rate']):.0%} of the matrix rate)"
         )
         print("   ", ", ".join(f"{name} {s * 1e3:.0f} ms" for name, s in figures["prompt"]["split"].items()))
     prefix = found["prefix"]

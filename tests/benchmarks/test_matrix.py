@@ -85,9 +85,13 @@ def check(outcomes: Sequence[Any]) -> None:
     assert [(o.case, o.differences) for o in outcomes if o.differences] == []
     for drafts in {o.case["drafts"] for o in outcomes}:
         own = [o for o in outcomes if o.case["drafts"] == drafts]
-        assert sum(o.drafted for o in own) >= sum(o.accepted for o in own) > 0, drafts
+        drafted, accepted = sum(o.drafted for o in own), sum(o.accepted for o in own)
+        assert drafted >= accepted, drafts
+        # One that adapts drafts little where little is accepted, and may have no luck with that.
+        assert drafted if drafts == "ngram adaptive" else accepted, drafts
 
 
+@pytest.mark.usefixtures("drafts_that_pay")
 def test_a_random_model(matrix: ModuleType, tiny_gguf: Callable[..., Path], tmp_path: Path) -> None:
     cases = matrix.pairwise(matrix.FACTORS, 90)
     assert holds_all_pairs(cases, matrix.FACTORS)

@@ -174,11 +174,13 @@ def test_after_rejections_it_goes_on_from_what_was_drawn(folder: Folder) -> None
     assert 0.2 < acceptance(llm) < 0.9
 
 
+@pytest.mark.usefixtures("drafts_that_pay")
 def test_adaptive_lengths_change_no_token(folder: Folder, plain: list[Any]) -> None:
     for draft in (folder(), folder(seed=1)):
         llm = make(folder(), draft, speculative={"adaptive": True})
         assert told(run(llm)) == plain
         assert told(run(llm)) == plain
+        assert llm.metrics()["spec_decode_num_draft_tokens"] > 0
 
 
 @pytest.mark.parametrize(

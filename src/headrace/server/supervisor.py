@@ -259,5 +259,7 @@ class Supervisor:
             self._unwatch(api.child)
             api.child.kill()
             self._apis.remove(api)
+        if not self._apis:
+            self._end(0)
         self._tell_apis({"drain": seconds})
         asyncio.get_running_loop().call_later(seconds + CLOSE_SECONDS, self._end, 0)

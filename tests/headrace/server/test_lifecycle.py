@@ -110,6 +110,24 @@ def test_sigterm_before_all_api_processes_are_there_lets_running_requests_end(tm
         assert opened.body.count("data: ") > 400
 
 
+def test_sigterm_waits_for_nobody_while_the_only_api_process_is_replaced(tmp_path: Path) -> None:
+    with serving(tmp_path, "--drain-timeout", "600") as server:
+        parent = psutil.Process(server.process.pid)
+        [killed] = server.children("api")
+        killed.kill()
+
+        def others() -> list[psutil.Process]:
+            return [
+                child
+                for child in parent.children()
+                if child.pid != killed.pid and "api" in " ".join(child.cmdline())
+            ]
+
+        server.wait_until(others)
+        others()[0].suspend()
+        end(server)
+
+
 def engine_of(server: Server) -> int | None:
     """The process of the engine that answers."""
     status, health = server.get("/health")
